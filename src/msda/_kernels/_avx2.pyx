@@ -1,0 +1,3 @@
+"""The kernels, for x86-64 with AVX2."""
+
+include "kernels.pxi"

@@ -1,0 +1,3 @@
+"""The kernels, for any processor of the architecture."""
+
+include "kernels.pxi"

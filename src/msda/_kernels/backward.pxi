@@ -1,0 +1,126 @@
+# The three gradients of a tile of queries: dot products for locations and weights, scattered rows for value.
+
+cdef extern from "rows.h" nogil:
+    void msda_dots_f32(const float* v00, const float* v01, const float* v10, const float* v11, const float* g,
+                       float dx, float dy, Py_ssize_t n, float* by_weight, float* by_x, float* by_y)
+    void msda_dots_f64(const double* v00, const double* v01, const double* v10, const double* v11,
+                       const double* g, double dx, double dy, Py_ssize_t n, double* by_weight, double* by_x,
+                       double* by_y)
+    void msda_scatter_f32(float* d00, float* d01, float* d10, float* d11, const float* g, float w00, float w01,
+                          float w10, float w11, Py_ssize_t n)
+    void msda_scatter_f64(double* d00, double* d01, double* d10, double* d11, const double* g, double w00,
+                          double w01, double w10, double w11, Py_ssize_t n)
+
+
+cdef inline void dots(const char* value, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_t channels,
+                      real* by_weight, real* by_x, real* by_y) noexcept nogil:
+    # The dot products of sample i of the tile, and of its derivatives, with g.
+    if real is float:
+        msda_dots_f32(
+            <const real*>(value + slot.value_row[0][i]), <const real*>(value + slot.value_row[1][i]),
+            <const real*>(value + slot.value_row[2][i]), <const real*>(value + slot.value_row[3][i]),
+            g, (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
+    else:
+        msda_dots_f64(
+            <const real*>(value + slot.value_row[0][i]), <const real*>(value + slot.value_row[1][i]),
+            <const real*>(value + slot.value_row[2][i]), <const real*>(value + slot.value_row[3][i]),
+            g, (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
+
+
+cdef inline void scatter(char* grad, const real* g, Slot* slot, Py_ssize_t i,
+                         Py_ssize_t channels) noexcept nogil:
+    # Adds what g gives to the corners of sample i of the tile.
+    if real is float:
+        msda_scatter_f32(
+            <real*>(grad + slot.grad_row[0][i]), <real*>(grad + slot.grad_row[1][i]),
+            <real*>(grad + slot.grad_row[2][i]), <real*>(grad + slot.grad_row[3][i]), g,
+            (<real*>slot.corner_weight[0])[i], (<real*>slot.corner_weight[1])[i],
+            (<real*>slot.corner_weight[2])[i], (<real*>slot.corner_weight[3])[i], channels)
+    else:
+        msda_scatter_f64(
+            <real*>(grad + slot.grad_row[0][i]), <real*>(grad + slot.grad_row[1][i]),
+            <real*>(grad + slot.grad_row[2][i]), <real*>(grad + slot.grad_row[3][i]), g,
+            (<real*>slot.corner_weight[0])[i], (<real*>slot.corner_weight[1])[i],
+            (<real*>slot.corner_weight[2])[i], (<real*>slot.corner_weight[3])[i], channels)
+
+
+cdef void load_grad_output(Call call, Slot* slot, Py_ssize_t b, Py_ssize_t h, Py_ssize_t first_query,
+                           Py_ssize_t count, real kind) noexcept nogil:
+    cdef Py_ssize_t q, channel
+    cdef real* g = <real*>slot.channels
+    if call.channels == 0:
+        return
+    for q in range(first_query, first_query + count):
+        load_strip(<const char*>&call.grad_output[b, q, h, 0, 0], call.grad_output.strides[3], call.channels,
+                   call.grad_output_code, g)
+        for channel in range(call.channels, call.padded_channels):
+            g[channel] = 0
+        g += call.padded_channels
+
+
+cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
+                                 Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count,
+                                 real kind) noexcept nogil:
+    cdef Py_ssize_t first = call.part_begin[part], last = call.part_begin[part + 1]
+    cdef bint together = call.part_levels[last - 1] - call.part_levels[first] == last - first - 1
+    cdef Py_ssize_t q, i, level, point
+    cdef const real* by_weight = <const real*>slot.by_weight
+    cdef const real* by_location = <const real*>slot.by_location
+    for q in range(first_query, first_query + count):
+        if call.want_locations:
+            if together and call.grad_locations_run_on:
+                store_strip(by_location, 2 * samples, call.grad_locations_code,
+                            <char*>&call.grad_locations[b, q, h, call.part_levels[first], 0, 0, 0],
+                            call.grad_locations.strides[5])
+            else:
+                for i in range(first, last):
+                    level = call.part_levels[i]
+                    for point in range(call.points):
+                        store_strip(by_location + 2 * ((i - first) * call.points + point), 2,
+                                    call.grad_locations_code,
+                                    <char*>&call.grad_locations[b, q, h, level, point, 0, 0],
+                                    call.grad_locations.strides[5])
+        if call.want_weights:
+            if together and call.grad_weights_run_on:
+                store_strip(by_weight, samples, call.grad_weights_code,
+                            <char*>&call.grad_weights[b, q, h, call.part_levels[first], 0, 0],
+                            call.grad_weights.strides[4])
+            else:
+                for i in range(first, last):
+                    store_strip(by_weight + (i - first) * call.points, call.points, call.grad_weights_code,
+                                <char*>&call.grad_weights[b, q, h, call.part_levels[i], 0, 0],
+                                call.grad_weights.strides[4])
+        by_location += 2 * samples
+        by_weight += samples
+
+
+cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
+                        Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count,
+                        real kind) noexcept nogil:
+    cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
+    cdef const real* g = <const real*>slot.channels
+    cdef real* by_weight = <real*>slot.by_weight
+    cdef real* by_location = <real*>slot.by_location
+    cdef const real* weight_x = <const real*>slot.weight_x
+    cdef const real* weight_y = <const real*>slot.weight_y
+    cdef Py_ssize_t q, s, i = 0
+    cdef real dot, dot_x, dot_y
+    load_grad_output(call, slot, b, h, first_query, count, kind)
+    for q in range(count):
+        for s in range(samples):
+            if not slot.counts[i]:
+                by_weight[i] = 0
+                by_location[2 * i] = 0
+                by_location[2 * i + 1] = 0
+                i += 1
+                continue
+            if call.want_dots:
+                dots(slot.value_base, g, slot, i, row_channels, &dot, &dot_x, &dot_y)
+                by_weight[i] = dot
+                by_location[2 * i] = weight_x[i] * dot_x
+                by_location[2 * i + 1] = weight_y[i] * dot_y
+            if call.want_value:
+                scatter(slot.grad_base, g, slot, i, row_channels)
+            i += 1
+        g += call.padded_channels
+    store_sample_gradients(call, slot, part, b, h, samples, first_query, count, kind)

@@ -1,0 +1,242 @@
+# One call: its arrays, how it is cut into work items, and the scratch memory that its threads use.
+#
+# Arrays come as their bytes: a trailing axis of itemsize bytes follows the array's own axes, whatever their
+# strides. One kernel then serves every mix of formats, layouts, byte orders and alignments; an element is
+# converted where it is read (strips.pxi).
+#
+# The work of a call is cut into units (batch, head, part), where a part is a set of levels that share no row of
+# value with another part, and each unit into chunks of queries. A backward pass with a gradient of value has the
+# query blocks of the definition as its chunks. plan.py chooses.
+
+from msda._kernels.layout import as_bytes, format_code
+
+cdef enum:
+    # Samples that are worked out together before their rows are touched: their records stay in the first-level
+    # cache.
+    TILE_SAMPLES = 256
+    CACHE_LINE = 64
+
+
+# What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
+cdef struct Slot:
+    # for each sample (level, point) of a query
+    double* width           # of the sample's level; NaN where the level has no pixels
+    double* height
+    void* width_rounded
+    void* height_rounded
+    int64_t* columns
+    int64_t* rows
+    int64_t* first_row
+    # for each sample of a tile of queries
+    double* location        # (x, y)
+    uint8_t* counts
+    void* dx
+    void* dy
+    void* weight            # the attention weight
+    void* weight_x          # times the level's width
+    void* weight_y          # times the level's height
+    void* corner_weight[4]
+    int64_t* value_row[4]   # byte offsets of the corners' rows
+    int64_t* grad_row[4]
+    void* by_weight         # results
+    void* by_location
+    # for each query of a tile: the head's channels of grad_output or of the output
+    void* channels
+    # one row each
+    void* level_sum
+    void* outside_value     # stand in for the rows outside the map: zeros, and what nobody reads
+    void* outside_grad
+    # the head's rows, where they are packed
+    char* packed
+    Py_ssize_t packed_unit
+    void* earlier_blocks    # the sum of the gradients of the blocks before this one
+    # where row 0 of the unit lies, packed or in the caller's arrays
+    char* value_base
+    char* grad_base
+
+
+cdef char* take(char** cursor, Py_ssize_t size) noexcept nogil:
+    # The next size bytes of scratch memory, from a cache line on.
+    cdef char* start = cursor[0]
+    cursor[0] = start + (size + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+    return start
+
+
+cdef bint runs_on(const Py_ssize_t* shape, const Py_ssize_t* strides, int first, int last) noexcept nogil:
+    # Whether the axes first..last can be walked with the step of the last one.
+    cdef int axis
+    cdef Py_ssize_t step = strides[last]
+    for axis in range(last, first - 1, -1):
+        if shape[axis] > 1 and strides[axis] != step:
+            return False
+        step *= shape[axis]
+    return True
+
+
+@cython.final
+cdef class Call:
+    """One forward or backward pass, checked and planned: see msda.plan for what `plan` holds."""
+
+    cdef const uint8_t[:, :, :, :, ::1] value                 # batch, key, head, channel, byte
+    cdef const uint8_t[:, :, :, :, :, :, ::1] locations       # batch, query, head, level, point, (x, y), byte
+    cdef const uint8_t[:, :, :, :, :, ::1] weights            # batch, query, head, level, point, byte
+    cdef const uint8_t[:, :, :, :, ::1] grad_output           # batch, query, head, channel, byte
+    cdef uint8_t[:, :, :, :, ::1] output
+    cdef uint8_t[:, :, :, :, ::1] grad_value
+    cdef uint8_t[:, :, :, :, :, :, ::1] grad_locations
+    cdef uint8_t[:, :, :, :, :, ::1] grad_weights
+    cdef int value_code, locations_code, weights_code, grad_output_code
+    cdef int output_code, grad_value_code, grad_locations_code, grad_weights_code
+    cdef const int64_t[:, ::1] levels                         # height, width, first key
+    cdef const int64_t[::1] part_levels                       # part p has the levels (ascending)
+    cdef const int64_t[::1] part_begin                        #   part_levels[part_begin[p]:part_begin[p + 1]]
+    cdef const int64_t[:, ::1] part_rows                      # and owns the rows from, to
+
+    cdef Py_ssize_t batch, keys, heads, channels, queries, points
+    cdef bint is_double, forward_pass, want_value, want_locations, want_weights, want_dots
+    cdef bint locations_run_on, weights_run_on, grad_locations_run_on, grad_weights_run_on
+
+    cdef Py_ssize_t threads, parts, chunks
+    cdef bint chunks_apart, packed, clear_grad_value
+
+    cdef Py_ssize_t real_size, padded_channels, row_bytes
+    cdef Py_ssize_t most_samples, most_rows, tile_queries
+    cdef Py_ssize_t value_step, grad_step                     # bytes from a row of the unit to the next
+    cdef Py_ssize_t slot_bytes
+
+    cdef Slot* slots
+    cdef void* carried_blocks                                 # of the unit that a round of blocks ended in
+    cdef Progress progress
+
+    def __init__(self, plan, const int64_t[:, ::1] levels, value, locations, weights, grad_output=None,
+                 output=None, grad_value=None, grad_locations=None, grad_weights=None):
+        cdef Py_ssize_t part
+        self.batch, self.keys, self.heads, self.channels = value.shape
+        self.queries = locations.shape[1]
+        self.points = locations.shape[4]
+        self.levels = levels
+        self.value, self.value_code = as_bytes(value), format_code(value)
+        self.locations, self.locations_code = as_bytes(locations), format_code(locations)
+        self.weights, self.weights_code = as_bytes(weights), format_code(weights)
+        self.locations_run_on = runs_on(self.locations.shape, self.locations.strides, 3, 5)
+        self.weights_run_on = runs_on(self.weights.shape, self.weights.strides, 3, 4)
+        self.forward_pass = output is not None
+        self.want_value = grad_value is not None
+        self.want_locations = grad_locations is not None
+        self.want_weights = grad_weights is not None
+        self.want_dots = self.want_locations or self.want_weights
+        if self.forward_pass:
+            self.output, self.output_code = as_bytes(output), format_code(output)
+        else:
+            self.grad_output, self.grad_output_code = as_bytes(grad_output), format_code(grad_output)
+        if self.want_value:
+            self.grad_value, self.grad_value_code = as_bytes(grad_value), format_code(grad_value)
+        if self.want_locations:
+            self.grad_locations, self.grad_locations_code = as_bytes(grad_locations), format_code(grad_locations)
+            self.grad_locations_run_on = runs_on(
+                self.grad_locations.shape, self.grad_locations.strides, 3, 5)
+        if self.want_weights:
+            self.grad_weights, self.grad_weights_code = as_bytes(grad_weights), format_code(grad_weights)
+            self.grad_weights_run_on = runs_on(self.grad_weights.shape, self.grad_weights.strides, 3, 4)
+
+        self.is_double = plan.is_double
+        self.threads = plan.threads
+        self.chunks = plan.chunks
+        self.chunks_apart = plan.chunks_apart
+        self.packed = plan.packed
+        self.clear_grad_value = plan.clear_grad_value
+        self.part_levels, self.part_begin, self.part_rows = plan.part_levels, plan.part_begin, plan.part_rows
+        self.parts = self.part_rows.shape[0]
+        for part in range(self.parts):
+            self.most_samples = max(
+                self.most_samples, (self.part_begin[part + 1] - self.part_begin[part]) * self.points)
+            self.most_rows = max(self.most_rows, self.part_rows[part, 1] - self.part_rows[part, 0])
+
+        self.real_size = 8 if self.is_double else 4
+        self.tile_queries = max(1, TILE_SAMPLES // max(1, self.most_samples))
+        self.padded_channels = (self.channels * self.real_size + MSDA_VECTOR_BYTES - 1) \
+            // MSDA_VECTOR_BYTES * MSDA_VECTOR_BYTES // self.real_size
+        self.row_bytes = self.padded_channels * self.real_size
+        if self.packed:
+            # A row of value and that of its gradient beside each other: one address, neighbouring lines.
+            self.value_step = self.row_bytes * ((self.forward_pass or self.want_dots) + self.want_value)
+            self.grad_step = self.value_step
+        else:
+            self.value_step = self.value.strides[1]
+            self.grad_step = self.grad_value.strides[1] if self.want_value else 0
+        self.slot_bytes = <Py_ssize_t>self.lay_out(NULL, NULL)
+
+    @property
+    def scratch_bytes(self):
+        """Bytes of scratch memory that run() needs, at any alignment."""
+        cdef Py_ssize_t shared = self.most_rows * self.row_bytes if self.carries_blocks() else 0
+        return self.threads * (self.slot_bytes + <Py_ssize_t>sizeof(Slot)) + shared + 3 * CACHE_LINE
+
+    cdef bint carries_blocks(self) noexcept nogil:
+        return self.want_value and self.chunks_apart and self.chunks > 1
+
+    cdef char* lay_out(self, Slot* slot, char* base) noexcept nogil:
+        # Points the slot into the memory from base on; gives its end. A NULL slot: only measures.
+        cdef Slot unused
+        cdef char* cursor = base
+        cdef Py_ssize_t per_query = self.most_samples
+        cdef Py_ssize_t per_tile = self.most_samples * self.tile_queries
+        cdef Py_ssize_t reals = per_tile * self.real_size
+        cdef int corner
+        if slot == NULL:
+            slot = &unused
+        slot.width = <double*>take(&cursor, 8 * per_query)
+        slot.height = <double*>take(&cursor, 8 * per_query)
+        slot.width_rounded = take(&cursor, self.real_size * per_query)
+        slot.height_rounded = take(&cursor, self.real_size * per_query)
+        slot.columns = <int64_t*>take(&cursor, 8 * per_query)
+        slot.rows = <int64_t*>take(&cursor, 8 * per_query)
+        slot.first_row = <int64_t*>take(&cursor, 8 * per_query)
+        slot.location = <double*>take(&cursor, 16 * per_tile)
+        slot.counts = <uint8_t*>take(&cursor, per_tile)
+        slot.dx = take(&cursor, reals)
+        slot.dy = take(&cursor, reals)
+        slot.weight = take(&cursor, reals)
+        slot.weight_x = take(&cursor, reals)
+        slot.weight_y = take(&cursor, reals)
+        for corner in range(4):
+            slot.corner_weight[corner] = take(&cursor, reals)
+            slot.value_row[corner] = <int64_t*>take(&cursor, 8 * per_tile)
+            slot.grad_row[corner] = <int64_t*>take(&cursor, 8 * per_tile)
+        slot.by_weight = take(&cursor, reals)
+        slot.by_location = take(&cursor, 2 * reals)
+        slot.channels = take(&cursor, self.row_bytes * self.tile_queries)
+        slot.level_sum = take(&cursor, self.row_bytes)
+        slot.outside_value = take(&cursor, self.row_bytes)
+        slot.outside_grad = take(&cursor, self.row_bytes)
+        slot.packed = cursor
+        slot.earlier_blocks = cursor
+        if self.packed:
+            slot.packed = take(&cursor, self.value_step * self.most_rows)
+            if self.want_value and self.chunks > 1 and not self.chunks_apart:
+                slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
+        slot.packed_unit = -1
+        slot.value_base = NULL
+        slot.grad_base = NULL
+        return cursor
+
+    def run(self, uint8_t[::1] scratch not None):
+        """Computes into the arrays given, with scratch_bytes of scratch memory; gives the size of the team."""
+        cdef char* cursor
+        cdef Py_ssize_t i
+        if scratch.shape[0] < self.scratch_bytes:
+            raise ValueError(f"scratch: {scratch.shape[0]} bytes, expected {self.scratch_bytes}")
+        cursor = <char*>&scratch[0]
+        cursor += -<uintptr_t>cursor % CACHE_LINE
+        self.slots = <Slot*>take(&cursor, self.threads * sizeof(Slot))
+        for i in range(self.threads):
+            cursor = self.lay_out(&self.slots[i], cursor)
+        self.carried_blocks = cursor
+        begin_watch(self)
+        with nogil:
+            if self.is_double:
+                run_items(self, <double>0)
+            else:
+                run_items(self, <float>0)
+        end_watch(self)
+        return self.progress.team

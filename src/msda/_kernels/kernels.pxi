@@ -1,0 +1,35 @@
+# The kernels of one instruction set: included by _baseline.pyx, _avx2.pyx, ..., each compiled with its own flags.
+#
+#   strips.pxi     elements of the caller's arrays: read and widened, rounded and written
+#   progress.pxi   how far the work items are
+#   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
+#   watch.pxi      Ctrl-C
+#   geometry.pxi   where a sample lies: positions, corners, weights
+#   packing.pxi    a head's rows of value and of its gradient, beside each other
+#   forward.pxi    the output
+#   backward.pxi   the three gradients
+#   running.pxi    work items on threads
+#
+# rows.h holds the arithmetic of rows, numbers.h that of formats, process.h what concerns threads.
+#
+# Everything below the Python-visible functions runs without the GIL, raises nothing and allocates nothing.
+
+cimport cython
+from cython.parallel cimport prange, threadid
+from libc.math cimport NAN, floor
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uintptr_t
+from libc.string cimport memset
+
+ctypedef fused real:
+    float
+    double
+
+include "strips.pxi"
+include "progress.pxi"
+include "call.pxi"
+include "watch.pxi"
+include "geometry.pxi"
+include "packing.pxi"
+include "forward.pxi"
+include "backward.pxi"
+include "running.pxi"

@@ -1,0 +1,37 @@
+/* The process around a kernel: floating-point mode, team, progress of the work items. */
+#ifndef MSDA_PROCESS_H
+#define MSDA_PROCESS_H
+
+#include <fenv.h>
+#include <sched.h>
+#include <stdint.h>
+#include <time.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static inline int omp_get_num_threads(void) { return 1; }
+static inline int omp_get_thread_num(void) { return 0; }
+#endif
+
+/* Another library may have switched on flush-to-zero or another rounding mode, and threads keep the mode that
+ * they were born with. */
+static inline void msda_default_fp_mode(fenv_t *saved)
+{
+    fegetenv(saved);
+    fesetenv(FE_DFL_ENV);
+}
+
+static inline void msda_restore_fp_mode(const fenv_t *saved) { fesetenv(saved); }
+
+static inline int64_t msda_count(int64_t *counter) { return __atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL); }
+static inline int64_t msda_look(const int64_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+static inline void msda_raise_flag(int64_t *flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
+
+/* Waits a little: at first by yielding the core, later by sleeping. */
+static inline void msda_pause(int64_t turn)
+{
+    struct timespec nap = {0, 200000};
+    if (turn < 1000) sched_yield(); else nanosleep(&nap, NULL);
+}
+
+#endif

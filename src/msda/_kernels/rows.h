@@ -1,0 +1,43 @@
+/* What is done to one row of channels, or to one sample's four rows: the vector arithmetic of the kernels.
+ *
+ * Written in GCC/Clang vector extensions, MSDA_VECTOR_BYTES wide, once for float and once for double. The order
+ * of sums does not depend on that width: channel c of a dot product belongs to lane c mod LANES, and the lanes
+ * are added in halves (docs/numerics.md).
+ */
+#ifndef MSDA_ROWS_H
+#define MSDA_ROWS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include "numbers.h"
+
+#ifndef MSDA_VECTOR_BYTES
+#define MSDA_VECTOR_BYTES 16
+#endif
+
+#if defined(__clang__)
+#define MSDA_SHUFFLE(mask_type, a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define MSDA_SHUFFLE(mask_type, a, b, i, j, k, l) __builtin_shuffle(a, b, (mask_type){i, j, k, l})
+#endif
+
+#define MSDA_LANE_BYTES 64 /* the lanes of a dot product: 16 float or 8 double */
+
+#define MSDA_JOIN2(a, b) a##b
+#define MSDA_JOIN(a, b) MSDA_JOIN2(a, b)
+#define NAME(x) MSDA_JOIN(x, SUFFIX)
+
+#define REAL float
+#define REAL_BYTES 4
+#define MASK int32_t
+#define SUFFIX _f32
+#include "rows_typed.h"
+
+#define REAL double
+#define REAL_BYTES 8
+#define MASK int64_t
+#define SUFFIX _f64
+#include "rows_typed.h"
+
+#endif

@@ -1,0 +1,121 @@
+# Work items on threads.
+
+cdef extern from "process.h" nogil:
+    ctypedef struct fenv_t:
+        pass
+    void msda_default_fp_mode(fenv_t* saved)
+    void msda_restore_fp_mode(const fenv_t* saved)
+
+cdef enum:
+    ROWS_PER_FOLD = 256
+
+
+cdef void run_items(Call call, real kind) noexcept nogil:
+    # All of the call. Items are handed out one by one; no sum depends on which thread gets which.
+    cdef Py_ssize_t units = call.batch * call.heads * call.parts
+    cdef Py_ssize_t items = units * call.chunks if call.chunks_apart else units
+    cdef Py_ssize_t i
+    if call.carries_blocks():
+        run_block_rounds(call, units, kind)
+    elif call.threads == 1:
+        expect_items(call, items)
+        for i in range(items):
+            run_item(call, i, &call.slots[0], True, kind)
+    else:
+        expect_items(call, items)
+        for i in prange(items, num_threads=call.threads, schedule="dynamic", chunksize=1):
+            run_item(call, i, &call.slots[threadid()], threadid() == 0, kind)
+
+
+cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
+    # A unit with all its chunks, or one chunk of a unit.
+    cdef Py_ssize_t unit = item // call.chunks if call.chunks_apart else item
+    cdef Py_ssize_t chunk, first = 0, last = call.chunks
+    cdef Py_ssize_t part = unit % call.parts
+    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
+    cdef fenv_t mode
+    begin_item(call)
+    msda_default_fp_mode(&mode)
+    if call.chunks_apart:
+        first = item % call.chunks
+        last = first + 1
+    for chunk in range(first, last):
+        run_chunk(call, unit, chunk, slot, calling_thread, kind)
+        if call.want_value and call.packed:
+            fold_blocks(call, unit, 0, rows, slot, 1, slot.earlier_blocks, chunk == 0,
+                        chunk == call.chunks - 1, kind)
+    msda_restore_fp_mode(&mode)
+    end_item(call, calling_thread)
+
+
+cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogil:
+    # Blocks of one unit on several threads: rounds of as many blocks as there are threads, each with a private
+    # gradient of value; after each round the blocks are added, in order, a few rows at a time.
+    cdef Py_ssize_t items = units * call.chunks
+    cdef Py_ssize_t folds = (call.most_rows + ROWS_PER_FOLD - 1) // ROWS_PER_FOLD
+    cdef Py_ssize_t begin = 0, count, i
+    while begin < items and not msda_look(&call.progress.stop):
+        count = min(call.threads, items - begin)
+        expect_items(call, count)
+        for i in prange(count, num_threads=call.threads, schedule="dynamic", chunksize=1):
+            run_block(call, begin + i, &call.slots[i], threadid() == 0, kind)
+        for i in prange(folds, num_threads=call.threads, schedule="static"):
+            fold_round(call, begin, count, i * ROWS_PER_FOLD, kind)
+        begin += count
+
+
+cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
+    cdef fenv_t mode
+    begin_item(call)
+    msda_default_fp_mode(&mode)
+    run_chunk(call, item // call.chunks, item % call.chunks, slot, calling_thread, kind)
+    msda_restore_fp_mode(&mode)
+    end_item(call, calling_thread)
+
+
+cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t first_row,
+                     real kind) noexcept nogil:
+    # The blocks of a round lie in successive slots; they may belong to several units.
+    cdef Py_ssize_t item = begin, end = begin + count, unit, stop, part, last_row
+    cdef fenv_t mode
+    msda_default_fp_mode(&mode)
+    while item < end:
+        unit = item // call.chunks
+        part = unit % call.parts
+        stop = min(end, (unit + 1) * call.chunks)
+        last_row = min(first_row + ROWS_PER_FOLD, call.part_rows[part, 1] - call.part_rows[part, 0])
+        fold_blocks(call, unit, first_row, last_row, &call.slots[item - begin], stop - item,
+                    call.carried_blocks, item % call.chunks == 0, stop % call.chunks == 0, kind)
+        item = stop
+    msda_restore_fp_mode(&mode)
+
+
+cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bint calling_thread,
+                    real kind) noexcept nogil:
+    # The queries of one chunk, tile by tile.
+    cdef Py_ssize_t part = unit % call.parts
+    cdef Py_ssize_t h = unit // call.parts % call.heads
+    cdef Py_ssize_t b = unit // call.parts // call.heads
+    cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
+    cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
+    enter_unit(call, slot, unit, b, h, part, kind)
+    if call.want_value:
+        clear_grad_rows(call, slot, part)
+    while q < end and not msda_look(&call.progress.stop):
+        count = min(call.tile_queries, end - q)
+        if samples > 0:
+            load_samples(call, slot, part, b, h, q, count, kind)
+            place_samples(call, slot, samples, count, kind)
+        if call.forward_pass:
+            forward_tile(call, slot, b, h, samples, q, count, kind)
+        elif samples > 0:
+            backward_tile(call, slot, part, b, h, samples, q, count, kind)
+        q += count
+        if calling_thread:
+            count_work(call, count * samples * (call.padded_channels + 16))
+
+
+cdef inline Py_ssize_t chunk_begin(Call call, Py_ssize_t chunk) noexcept nogil:
+    # msda.reference.query_blocks, without the overflow of chunk * queries.
+    cdef Py_ssize_t size = call.queries // call.chunks, left_over = call.queries % call.chunks
+    return chunk * size + chunk * left_over // call.chunks

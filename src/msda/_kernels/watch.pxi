@@ -1,0 +1,62 @@
+# Ctrl-C. Python runs signal handlers in its main thread alone. Where that thread made the call it is the first of
+# the team: it looks at pending signals now and then, and while it waits for the last items of the others.
+
+import threading
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals()
+
+cdef enum:
+    # Multiply-adds between two looks at pending signals: some milliseconds.
+    WORK_PER_LOOK = 1 << 22
+    PAUSES_PER_LOOK = 64
+
+
+cdef void begin_watch(Call call):
+    memset(&call.progress, 0, sizeof(Progress))
+    call.progress.team = 1
+    call.progress.listening = threading.current_thread() is threading.main_thread()
+
+
+cdef int end_watch(Call call) except -1:
+    # What the signal handler raised is still set.
+    return -1 if call.progress.stop else 0
+
+
+cdef void expect_items(Call call, Py_ssize_t items) noexcept nogil:
+    call.progress.begun = 0
+    call.progress.ended = 0
+    call.progress.items = items
+
+
+cdef void begin_item(Call call) noexcept nogil:
+    msda_count(&call.progress.begun)
+
+
+cdef void end_item(Call call, bint calling_thread) noexcept nogil:
+    cdef int64_t turn = 0
+    msda_count(&call.progress.ended)
+    if not calling_thread:
+        return
+    call.progress.team = max(call.progress.team, omp_get_num_threads())
+    if not call.progress.listening or msda_look(&call.progress.begun) < call.progress.items:
+        return
+    while msda_look(&call.progress.ended) < call.progress.items and not call.progress.stop:
+        turn += 1
+        if turn % PAUSES_PER_LOOK == 0:
+            look_at_signals(call)
+        msda_pause(turn)
+
+
+cdef void count_work(Call call, int64_t work) noexcept nogil:
+    # Of the calling thread.
+    call.progress.work += work
+    if call.progress.listening and call.progress.work > WORK_PER_LOOK:
+        call.progress.work = 0
+        look_at_signals(call)
+
+
+cdef void look_at_signals(Call call) noexcept nogil:
+    with gil:
+        if not call.progress.stop and PyErr_CheckSignals() != 0:
+            msda_raise_flag(&call.progress.stop)

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Runs tests (by default all that do not limit address space) on a build with AddressSanitizer and
+# UndefinedBehaviorSanitizer, then looks for leaks with valgrind.
+#
+#     tools/builds/sanitizers.sh [PYTEST ARGUMENT...]
+#
+# Run it in a checkout. Tests marked limits_memory are left out: the sanitizers themselves need more address space.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+[[ $# != 0 ]] || set -- tests
+
+say "tools"
+debian valgrind libc6-dbg
+host=$(find_python 3.11 3.12 3.13) || die "needs a Python of 3.11 or newer"
+environment "$host" "$work/venv"
+venv=$work/venv/bin/python
+
+say "AddressSanitizer, UndefinedBehaviorSanitizer"
+flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
+wheel "$venv" "$work/wheel" CC=gcc CFLAGS="$flags" LDFLAGS="$flags"
+install "$venv" "$work/wheel"
+# Python itself is a plain build, so it must load the sanitizer first; its own allocations at exit are no leaks of ours. A
+# request for more memory than there is fails as it does without the sanitizer.
+sanitized=(env
+  LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so) $(gcc -print-file-name=libstdc++.so.6)"
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_string_checks=1
+  UBSAN_OPTIONS=print_stacktrace=1
+  PYTHONMALLOC=malloc
+  "$venv")
+describe "${sanitized[@]}"
+run_tests 1500 "${sanitized[@]}" -- -m "not limits_memory" "$@"
+
+say "leaks"
+wheel "$venv" "$work/wheel" CC=gcc CFLAGS=-g
+install "$venv" "$work/wheel"
+cat > "$work/calls.py" << 'END'
+"""Calls of every kind, as many times as the argument says: results, errors, other layouts and dtypes, two threads."""
+import sys
+
+import numpy as np
+
+import msda
+
+shapes = [(5, 7), (3, 4), (0, 2)]
+rng = np.random.default_rng(0)
+value = rng.standard_normal((2, 47, 2, 19))
+locations = rng.uniform(-0.2, 1.2, (2, 9, 2, 3, 2, 2))
+weights = rng.random((2, 9, 2, 3, 2))
+grad_output = rng.standard_normal((2, 9, 38))
+
+for _ in range(int(sys.argv[1])):
+    for dtype in (np.float16, np.float32, np.float64):
+        for order in "CF":
+            arrays = [array.astype(dtype, order) for array in (value, locations, weights, grad_output)]
+            inputs = (arrays[0], shapes, None, arrays[1], arrays[2])
+            for num_threads in (1, 2):
+                msda.forward(*inputs, num_threads=num_threads)
+                msda.backward(*inputs, arrays[3], num_threads=num_threads)
+                msda.backward(*inputs, arrays[3], wrt=("attention_weights",), num_threads=num_threads)
+            for wrong in ((value[:, 1:], *inputs[1:]), (*inputs[:4], "weights"), (None, *inputs[1:])):
+                try:
+                    msda.forward(*wrong)
+                except (TypeError, ValueError):
+                    pass
+                else:
+                    sys.exit("an error was expected")
+END
+# lost ISA COUNT: bytes and blocks that nobody freed at the end, reachable or not, after so many rounds of calls.
+lost() {
+  env MSDA_ISA="$1" PYTHONMALLOC=malloc OMP_WAIT_POLICY=passive timeout -k 10 600 \
+    valgrind --leak-check=full --log-file="$work/valgrind" "$venv" "$work/calls.py" "$2" > /dev/null
+  sed -nE 's/,//g; s/.*(definitely|indirectly|possibly) lost: ([0-9]+) bytes in ([0-9]+) blocks.*/\1 \2 \3/p; s/.*(still reachable): ([0-9]+) bytes in ([0-9]+) blocks.*/\1 \2 \3/p' "$work/valgrind"
+}
+for isa in baseline; do
+  lost $isa 2; lost $isa 20; lost $isa 40; grep -A3 'msda\|_baseline' "$work/valgrind" | head -50
+done
