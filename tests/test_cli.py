@@ -92,10 +92,13 @@ def folder(tmp_path):
     return path
 
 
-def command(*arguments, shell='exec "$@"', **options):
+def command(*arguments, shell='exec "$@"', environment=None, **options):
     """Run the command line in a process of its own, started by a line of shell."""
+    # With PYTHONUNBUFFERED nothing would be left to flush at the end.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         ["sh", "-c", shell, "sh", sys.executable, "-m", "msda", *map(str, arguments)],
+        env=inherited | (environment or {}),
         timeout=120,
         check=False,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options,
@@ -577,10 +580,11 @@ def test_an_interruption_while_computing(case_path, folder, capsys, monkeypatch)
     assert os.listdir(folder) == []
 
 
-def test_a_closed_pipe_is_no_news(case_path, folder):
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_a_closed_pipe_is_no_news(environment, case_path, folder):
     reader, writer = os.pipe()
     os.close(reader)
-    done = command("grad", case_path, "-o", folder / "g.npz", stdout=writer)
+    done = command("grad", case_path, "-o", folder / "g.npz", environment=environment, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
     assert tuple(stored(folder / "g.npz")) == RESULTS
@@ -605,7 +609,7 @@ def test_standard_output_that_is_closed(case_path):
 def test_a_name_that_standard_output_cannot_show(case_path):
     path = case_path.with_name("caf\u00e9.npz")
     case_path.rename(path)
-    done = command("grad", path, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    done = command("grad", path, environment={"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].endswith(r"caf\xe9.npz")
 
@@ -663,7 +667,7 @@ def test_info(capsys):
 
 
 def test_info_says_what_is_wrong_with_the_environment():
-    done = command("info", env=os.environ | {"MSDA_NUM_THREADS": "many"})
+    done = command("info", environment={"MSDA_NUM_THREADS": "many"})
     assert done.returncode == 2
     assert done.stderr.startswith("msda info: error: ")
     assert "MSDA_NUM_THREADS" in done.stderr

@@ -146,7 +146,7 @@ def check_wrt(wrt: Any) -> tuple[bool, bool, bool]:
     `wrt` is a collection of names or one name alone. The order does not matter, a name may come twice, and
     none at all is fine.
     """
-    if type(wrt) is tuple and wrt == GRADIENT_NAMES:
+    if wrt is GRADIENT_NAMES:
         return (True, True, True)
     if not isinstance(wrt, (str, tuple, list, set, frozenset)):
         raise TypeError(f"wrt must be a tuple of names out of {GRADIENT_NAMES}, got {_described(wrt)}")
@@ -446,15 +446,16 @@ def _share(a_label: str, a: NDArray[Any], b_label: str, b: NDArray[Any]) -> bool
         # NumPy compares the bounds first, and looks closer only where those meet.
         return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
     except (np.exceptions.TooHardError, OverflowError):
+        strides = " and ".join(dict.fromkeys((str(a.strides), str(b.strides))))
         raise ValueError(
-            f"{a_label} must not overlap {b_label}, which is too hard to tell for strides {a.strides} and "
-            f"{b.strides}: use an array with simpler strides"
+            f"{a_label} must not overlap {b_label}, which is too hard to tell for strides {strides}: "
+            "use arrays with simpler strides"
         ) from None
 
 
 def _overlaps_itself(label: str, array: NDArray[Any]) -> bool:
     """Whether two different elements have a byte in common."""
-    if array.flags.forc or array.size == 0:
+    if array.flags.forc:
         return False
     # Enough for whatever slicing and transposing make: each axis, from the smallest stride up, steps over all
     # that the ones before it reach.
@@ -468,13 +469,11 @@ def _overlaps_itself(label: str, array: NDArray[Any]) -> bool:
         reach += (n - 1) * stride
     else:
         return False
-    # Cut in two along an axis: two elements that overlap are either one in each half, or both in one half. In
-    # the latter case the first half will do, since the other is a part of it, shifted.
-    for axis, n in enumerate(array.shape):
-        while n > 1:
-            half = (n + 1) // 2
-            first, second = np.split(array, [half], axis=axis)
-            if _share(label, first, "itself", second):
-                return True
-            array, n = first, half
+    # Two elements that overlap differ in some axes. Shifted together, one of them has index 0 in the first of
+    # these, and both have it in the axes before.
+    for axis in range(array.ndim):
+        first, rest = np.split(array, [1], axis)
+        if _share(label, first, "itself", rest):
+            return True
+        array = first
     return False

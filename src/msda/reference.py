@@ -4,12 +4,12 @@ What ``msda.forward`` and ``msda.backward`` compute is what this file computes, 
 and the order of every sum are part of it. It is written to be read and makes no attempt to be fast.
 docs/numerics.md says the same in words.
 
-Each function below the two public ones works on one head of one batch element and one block of queries.
+The private functions work on one head of one batch element and one block of queries, all levels together.
 Shapes are written with Q queries, L levels, P points, K keys, C channels; the axis of length 4 holds a
 sample's corners in the order (y0, x0), (y0, x0 + 1), (y0 + 1, x0), (y0 + 1, x0 + 1).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ def backward(
     attention_weights: ArrayLike,
     grad_output: ArrayLike,
     *,
-    wrt: Sequence[str] = ("value", "sampling_locations", "attention_weights"),
+    wrt: Collection[str] = ("value", "sampling_locations", "attention_weights"),
     coordinate_order: str = "xy",
 ) -> Gradients:
     """Compute what ``msda.backward`` computes, slowly.

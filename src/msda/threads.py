@@ -38,7 +38,7 @@ from ._kernels import _system
 MAX_THREADS = 256
 
 #: Calls with less work than this, counted as samples times channels, stay on one thread unless told
-#: otherwise. It takes one thread roughly 0.1 ms, as long as waking a sleeping team.
+#: otherwise. One thread does that in a few tenths of a millisecond; to wake a sleeping team takes one tenth.
 SMALL_WORK = 1 << 18
 
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")

@@ -5,6 +5,7 @@
 #   tests   in it, the same without what the package is built from: tests run there, so only an installed msda is found
 # Every step has a time limit, its output is shown only if it fails, and what is missing is installed from Debian and PyPI.
 
+shopt -s inherit_errexit
 [[ -f setup.py && -d src/msda ]] || { echo "run this in a checkout of the project" >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -92,17 +93,19 @@ environment() {
   quietly 600 "$2/bin/pip" install -r "$work/requirements" "${@:3}"
 }
 
-# wheel PYTHON FOLDER [NAME=VALUE...]: builds the wheel with these settings, from a fresh copy, into the folder.
+# wheel PYTHON [NAME=VALUE...]: builds the project with these settings, from a fresh copy of its source, into the folder
+# $work/wheel, and unpacks the wheel into $work/unpacked.
 wheel() {
-  rm -rf "$work/build" "$2"
+  rm -rf "$work"/{build,wheel,unpacked}
   cp -r "$source" "$work/build"
-  quietly 900 env "${@:3}" "$1" -m pip wheel --no-build-isolation --no-deps --no-cache-dir -w "$2" "$work/build"
-  rm -rf "$work/build"
+  quietly 900 env "${@:2}" "$1" -m pip wheel --no-build-isolation --no-deps --no-cache-dir -w "$work/wheel" "$work/build"
+  mkdir "$work/unpacked"
+  (cd "$work/unpacked" && "$1" -m zipfile -e "$work"/wheel/*.whl .)
 }
 
-# install PYTHON FOLDER: installs the wheel in the folder in the place of any other build.
+# install PYTHON: installs the wheel in the place of any other build.
 install() {
-  quietly 120 "$1" -m pip install --no-deps --force-reinstall "$2"/*.whl
+  quietly 120 "$1" -m pip install --no-deps --force-reinstall "$work"/wheel/*.whl
 }
 
 # Prints which build a Python imports, and holds it to what each build owes others: importing it must leave the
@@ -110,21 +113,31 @@ install() {
 describe() {
   (cd "$tests" && timeout 120 "$@" -c '
 import msda, numpy
-print("msda", msda.__file__, *(f"{name}={value}" for name, value in msda.runtime_info().items()), sep="\n   ")
+print(msda.__file__, *(f"{name}={value}" for name, value in msda.runtime_info().items()))
 assert numpy.float32(1e-40) * numpy.float32(1) != 0, "importing msda switched on flush-to-zero"
 ')
 }
 
-# unfused OBJDUMP WHEEL: fails if a kernel holds a fused multiply-add, which no build may use.
-unfused() {
-  local file found
-  rm -rf "$work/unpacked"
-  mkdir "$work/unpacked"
-  (cd "$work/unpacked" && python3 -m zipfile -e "$2" .)
-  while read -r file; do
-    found=$("$1" -d "$file" | grep -cE '\s(vf[n]?m(add|sub)|fn?m(add|sub)\s|fml[as]\s)' || true)
-    [[ $found == 0 ]] || die "$(basename "$file") has $found fused multiply-adds"
-  done < <(find "$work/unpacked" -name '*.so')
+# inspect OBJDUMP: fails if an extension just built holds a fused multiply-add, which no build may use, or instructions
+# beyond what it is named after.
+inspect() {
+  local file name refused found
+  for file in "$work"/unpacked/msda/_kernels/*.so; do
+    name=$(basename "$file" | cut -d . -f 1)
+    refused='\s(vfn?m(add|sub)|fn?m(add|sub)\s|fml[as]\s)'
+    case $name in
+      _avx512) ;;
+      _avx2) refused+='|%zmm|%[xy]mm(1[6-9]|[23][0-9])|%k[0-7]' ;;
+      *) refused+='|\sv.*%[xyz]mm' ;;
+    esac
+    found=$("$1" -d --no-show-raw-insn "$file" | grep -E "$refused" || true)
+    [[ -z $found ]] || die "$name has instructions that it must not have, such as"$'\n'"$(head -n 5 <<< "$found")"
+  done
+}
+
+# uses_openmp: whether the kernels just built do.
+uses_openmp() {
+  readelf -d "$work"/unpacked/msda/_kernels/_baseline.*.so | grep 'NEEDED.*omp' > /dev/null
 }
 
 # run_tests SECONDS PYTHON... -- ARGUMENT...: pytest, outside the checkout, with a time limit.

@@ -20,8 +20,8 @@ on() {
   shift
   say "$name: $host"
   environment "$host" "$work/venv" "${extra[@]}"
-  wheel "$work/venv/bin/python" "$work/wheel"
-  install "$work/venv/bin/python" "$work/wheel"
+  wheel "$work/venv/bin/python"
+  install "$work/venv/bin/python"
   describe "$work/venv/bin/python"
   run_tests 600 "$work/venv/bin/python" -- "$@"
   rm -rf "$work/venv"

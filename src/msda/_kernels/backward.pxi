@@ -12,34 +12,29 @@ cdef extern from "rows.h" nogil:
                           double w01, double w10, double w11, Py_ssize_t n)
 
 
-cdef inline void dots(const char* value, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_t channels,
+cdef inline void dots(Rows v, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_t channels,
                       real* by_weight, real* by_x, real* by_y) noexcept nogil:
     # The dot products of sample i of the tile, and of its derivatives, with g.
     if real is float:
         msda_dots_f32(
-            <const real*>(value + slot.value_row[0][i]), <const real*>(value + slot.value_row[1][i]),
-            <const real*>(value + slot.value_row[2][i]), <const real*>(value + slot.value_row[3][i]),
-            g, (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
+            <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10, <real*>v.corner_11, g,
+            (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
     else:
         msda_dots_f64(
-            <const real*>(value + slot.value_row[0][i]), <const real*>(value + slot.value_row[1][i]),
-            <const real*>(value + slot.value_row[2][i]), <const real*>(value + slot.value_row[3][i]),
-            g, (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
+            <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10, <real*>v.corner_11, g,
+            (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
 
 
-cdef inline void scatter(char* grad, const real* g, Slot* slot, Py_ssize_t i,
-                         Py_ssize_t channels) noexcept nogil:
+cdef inline void scatter(Rows d, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_t channels) noexcept nogil:
     # Adds what g gives to the corners of sample i of the tile.
     if real is float:
         msda_scatter_f32(
-            <real*>(grad + slot.grad_row[0][i]), <real*>(grad + slot.grad_row[1][i]),
-            <real*>(grad + slot.grad_row[2][i]), <real*>(grad + slot.grad_row[3][i]), g,
+            <real*>d.corner_00, <real*>d.corner_01, <real*>d.corner_10, <real*>d.corner_11, g,
             (<real*>slot.corner_weight[0])[i], (<real*>slot.corner_weight[1])[i],
             (<real*>slot.corner_weight[2])[i], (<real*>slot.corner_weight[3])[i], channels)
     else:
         msda_scatter_f64(
-            <real*>(grad + slot.grad_row[0][i]), <real*>(grad + slot.grad_row[1][i]),
-            <real*>(grad + slot.grad_row[2][i]), <real*>(grad + slot.grad_row[3][i]), g,
+            <real*>d.corner_00, <real*>d.corner_01, <real*>d.corner_10, <real*>d.corner_11, g,
             (<real*>slot.corner_weight[0])[i], (<real*>slot.corner_weight[1])[i],
             (<real*>slot.corner_weight[2])[i], (<real*>slot.corner_weight[3])[i], channels)
 
@@ -108,19 +103,26 @@ cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py
     load_grad_output(call, slot, b, h, first_query, count, kind)
     for q in range(count):
         for s in range(samples):
-            if not slot.counts[i]:
+            if not slot.corners[i]:
                 by_weight[i] = 0
                 by_location[2 * i] = 0
                 by_location[2 * i + 1] = 0
                 i += 1
                 continue
             if call.want_dots:
-                dots(slot.value_base, g, slot, i, row_channels, &dot, &dot_x, &dot_y)
+                dots(
+                    corner_rows(slot.value_base, slot.value_row[i], call.value_step, slot.value_below[s],
+                                slot.corners[i], slot.outside_value),
+                    g, slot, i, row_channels, &dot, &dot_x, &dot_y)
                 by_weight[i] = dot
-                by_location[2 * i] = weight_x[i] * dot_x
-                by_location[2 * i + 1] = weight_y[i] * dot_y
+                if call.want_locations:
+                    by_location[2 * i] = weight_x[i] * dot_x
+                    by_location[2 * i + 1] = weight_y[i] * dot_y
             if call.want_value:
-                scatter(slot.grad_base, g, slot, i, row_channels)
+                scatter(
+                    corner_rows(slot.grad_base, slot.grad_row[i], call.grad_step, slot.grad_below[s],
+                                slot.corners[i], slot.outside_grad),
+                    g, slot, i, row_channels)
             i += 1
         g += call.padded_channels
     store_sample_gradients(call, slot, part, b, h, samples, first_query, count, kind)

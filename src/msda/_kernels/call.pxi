@@ -20,25 +20,29 @@ cdef enum:
 # What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
 cdef struct Slot:
     # for each sample (level, point) of a query
-    double* width           # of the sample's level; NaN where the level has no pixels
+    Py_ssize_t* value_below # bytes from a row of its level's map to that of the pixel below
+    Py_ssize_t* grad_below
+    # for each sample of a tile of queries: its level
+    double* width           # NaN where the level has no pixels
     double* height
+    double* first_row
     void* width_rounded
     void* height_rounded
-    int64_t* columns
-    int64_t* rows
-    int64_t* first_row
-    # for each sample of a tile of queries
-    double* location        # (x, y)
-    uint8_t* counts
+    #   its geometry
+    double* location        # (x, y), normalised
+    double* row             # of the corner 00, counted from the unit's first row
+    int64_t* corners        # which corners lie in the map, CORNER_00 | ...; none: the sample does not count
+    int64_t* value_row      # byte offset of the row of the corner 00, in it or not
+    int64_t* grad_row
     void* dx
     void* dy
+    #   its weights
     void* weight            # the attention weight
-    void* weight_x          # times the level's width
-    void* weight_y          # times the level's height
-    void* corner_weight[4]
-    int64_t* value_row[4]   # byte offsets of the corners' rows
-    int64_t* grad_row[4]
-    void* by_weight         # results
+    void* weight_x          #   times the level's width
+    void* weight_y          #   times the level's height
+    void* corner_weight[4]  #   times the corner's share
+    #   its results
+    void* by_weight
     void* by_location
     # for each query of a tile: the head's channels of grad_output or of the output
     void* channels
@@ -180,20 +184,24 @@ cdef class Call:
         cdef Slot unused
         cdef char* cursor = base
         cdef Py_ssize_t per_query = self.most_samples
-        cdef Py_ssize_t per_tile = self.most_samples * self.tile_queries
+        cdef Py_ssize_t per_tile = (self.most_samples * self.tile_queries + 3) // 4 * 4
         cdef Py_ssize_t reals = per_tile * self.real_size
         cdef int corner
         if slot == NULL:
             slot = &unused
-        slot.width = <double*>take(&cursor, 8 * per_query)
-        slot.height = <double*>take(&cursor, 8 * per_query)
-        slot.width_rounded = take(&cursor, self.real_size * per_query)
-        slot.height_rounded = take(&cursor, self.real_size * per_query)
-        slot.columns = <int64_t*>take(&cursor, 8 * per_query)
-        slot.rows = <int64_t*>take(&cursor, 8 * per_query)
-        slot.first_row = <int64_t*>take(&cursor, 8 * per_query)
+        slot.value_below = <Py_ssize_t*>take(&cursor, 8 * per_query)
+        slot.grad_below = <Py_ssize_t*>take(&cursor, 8 * per_query)
+        slot.width = <double*>take(&cursor, 8 * per_tile)
+        slot.height = <double*>take(&cursor, 8 * per_tile)
+        slot.first_row = <double*>take(&cursor, 8 * per_tile)
+        slot.width_rounded = take(&cursor, reals)
+        slot.height_rounded = take(&cursor, reals)
         slot.location = <double*>take(&cursor, 16 * per_tile)
-        slot.counts = <uint8_t*>take(&cursor, per_tile)
+        slot.row = <double*>take(&cursor, 8 * per_tile)
+        slot.corners = <int64_t*>take(&cursor, 8 * per_tile)
+        slot.value_row = <int64_t*>take(&cursor, 8 * per_tile)
+        # Packed rows of value and of its gradient lie at the same offsets.
+        slot.grad_row = slot.value_row if self.packed else <int64_t*>take(&cursor, 8 * per_tile)
         slot.dx = take(&cursor, reals)
         slot.dy = take(&cursor, reals)
         slot.weight = take(&cursor, reals)
@@ -201,8 +209,6 @@ cdef class Call:
         slot.weight_y = take(&cursor, reals)
         for corner in range(4):
             slot.corner_weight[corner] = take(&cursor, reals)
-            slot.value_row[corner] = <int64_t*>take(&cursor, 8 * per_tile)
-            slot.grad_row[corner] = <int64_t*>take(&cursor, 8 * per_tile)
         slot.by_weight = take(&cursor, reals)
         slot.by_location = take(&cursor, 2 * reals)
         slot.channels = take(&cursor, self.row_bytes * self.tile_queries)

@@ -8,20 +8,15 @@ cdef extern from "rows.h" nogil:
                              const double* v11, double dx, double dy, double weight, Py_ssize_t n)
 
 
-cdef inline void add_sample(real* sum, const char* value, Slot* slot, Py_ssize_t i,
-                            Py_ssize_t channels) noexcept nogil:
+cdef inline void add_sample(real* sum, Rows v, Slot* slot, Py_ssize_t i, Py_ssize_t channels) noexcept nogil:
     # sum += weight * sample i of the tile
     if real is float:
         msda_add_sample_f32(
-            sum,
-            <const real*>(value + slot.value_row[0][i]), <const real*>(value + slot.value_row[1][i]),
-            <const real*>(value + slot.value_row[2][i]), <const real*>(value + slot.value_row[3][i]),
+            sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10, <real*>v.corner_11,
             (<real*>slot.dx)[i], (<real*>slot.dy)[i], (<real*>slot.weight)[i], channels)
     else:
         msda_add_sample_f64(
-            sum,
-            <const real*>(value + slot.value_row[0][i]), <const real*>(value + slot.value_row[1][i]),
-            <const real*>(value + slot.value_row[2][i]), <const real*>(value + slot.value_row[3][i]),
+            sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10, <real*>v.corner_11,
             (<real*>slot.dx)[i], (<real*>slot.dy)[i], (<real*>slot.weight)[i], channels)
 
 
@@ -30,15 +25,21 @@ cdef void forward_tile(Call call, Slot* slot, Py_ssize_t b, Py_ssize_t h, Py_ssi
     cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
     cdef real* level_sum = <real*>slot.level_sum
     cdef real* output = <real*>slot.channels
-    cdef Py_ssize_t q, level, point, channel, i = 0
+    cdef Py_ssize_t q, s, point, channel, i = 0
     for q in range(count):
         memset(output, 0, call.row_bytes)
-        for level in range(samples // call.points if call.points else 0):
+        s = 0
+        while s < samples:
             memset(level_sum, 0, call.row_bytes)
             for point in range(call.points):
-                if slot.counts[i]:
-                    add_sample(level_sum, slot.value_base, slot, i, row_channels)
+                if slot.corners[i]:
+                    add_sample(
+                        level_sum,
+                        corner_rows(slot.value_base, slot.value_row[i], call.value_step, slot.value_below[s],
+                                    slot.corners[i], slot.outside_value),
+                        slot, i, row_channels)
                 i += 1
+                s += 1
             for channel in range(call.padded_channels):
                 output[channel] = output[channel] + level_sum[channel]
         if call.channels > 0:

@@ -1,26 +1,40 @@
 # Where samples lie: positions, the gate, corners and weights (docs/numerics.md, "Positions").
 #
-# All samples of a tile of queries are worked out before any row is touched: these loops have no branches and are
-# vectorised, and the row loops then find everything ready.
+# All samples of a tile of queries are worked out before any row is touched, without branches, four or more at a
+# time; positions.h has the arithmetic.
+
+cdef extern from "positions.h" nogil:
+    enum:
+        CORNER_00 "MSDA_CORNER_00"
+        CORNER_01 "MSDA_CORNER_01"
+        CORNER_10 "MSDA_CORNER_10"
+        CORNER_11 "MSDA_CORNER_11"
+        ALL_CORNERS "MSDA_ALL_CORNERS"
+    void msda_find_corners_f32(const double* location, const double* width, const double* height,
+                               const double* first_row, double* row, int64_t* corners, float* dx, float* dy)
+    void msda_find_corners_f64(const double* location, const double* width, const double* height,
+                               const double* first_row, double* row, int64_t* corners, double* dx, double* dy)
+    int64_t msda_to_int64(double x)
 
 
 cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept nogil:
-    # Spreads what is known of the part's levels over the samples of a query.
-    cdef Py_ssize_t i, level, point, sample = 0
+    # Spreads what is known of the part's levels over the samples of a query, and of a tile of queries.
+    cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
+    cdef Py_ssize_t i, sample, level
     cdef int64_t height, width
-    for i in range(call.part_begin[part], call.part_begin[part + 1]):
-        level = call.part_levels[i]
+    for i in range(samples * call.tile_queries):
+        sample = i % samples
+        level = call.part_levels[call.part_begin[part] + sample // call.points]
         height, width = call.levels[level, 0], call.levels[level, 1]
-        for point in range(call.points):
-            slot.rows[sample] = height
-            slot.columns[sample] = width
-            slot.first_row[sample] = call.levels[level, 2] - call.part_rows[part, 0]
-            # No position is inside a level without pixels: every comparison with NaN is false.
-            slot.height[sample] = <double>height if height > 0 and width > 0 else NAN
-            slot.width[sample] = <double>width if height > 0 and width > 0 else NAN
-            (<real*>slot.height_rounded)[sample] = <real>height
-            (<real*>slot.width_rounded)[sample] = <real>width
-            sample += 1
+        # No position is inside a level without pixels: every comparison with NaN is false.
+        slot.height[i] = <double>height if height > 0 and width > 0 else NAN
+        slot.width[i] = <double>width if height > 0 and width > 0 else NAN
+        slot.first_row[i] = <double>(call.levels[level, 2] - call.part_rows[part, 0])
+        (<real*>slot.height_rounded)[i] = <real>height
+        (<real*>slot.width_rounded)[i] = <real>width
+        if i < samples:
+            slot.value_below[i] = width * call.value_step
+            slot.grad_below[i] = width * call.grad_step
 
 
 cdef void load_samples(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
@@ -55,69 +69,86 @@ cdef void load_samples(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_
         weight += samples
 
 
-cdef void place_samples(Call call, Slot* slot, Py_ssize_t samples, Py_ssize_t count,
-                        real kind) noexcept nogil:
-    # From locations to corners, for `count` queries of `samples` samples each.
-    cdef real* dx = <real*>slot.dx
-    cdef real* dy = <real*>slot.dy
-    cdef real* weight = <real*>slot.weight
-    cdef real* weight_x = <real*>slot.weight_x
-    cdef real* weight_y = <real*>slot.weight_y
-    cdef real* w00 = <real*>slot.corner_weight[0]
-    cdef real* w01 = <real*>slot.corner_weight[1]
-    cdef real* w10 = <real*>slot.corner_weight[2]
-    cdef real* w11 = <real*>slot.corner_weight[3]
-    cdef const real* width_rounded = <real*>slot.width_rounded
-    cdef const real* height_rounded = <real*>slot.height_rounded
-    cdef Py_ssize_t q, s, i
-    cdef double x, y, x0, y0
-    cdef int64_t column, row, key
-    cdef bint counts, left, right, top, bottom
+cdef void find_corners(Slot* slot, real* dx, real* dy, Py_ssize_t n) noexcept nogil:
+    # Four at a time; the arrays of a tile have room for that.
+    cdef Py_ssize_t i = 0
+    while i < n:
+        if real is float:
+            msda_find_corners_f32(slot.location + 2 * i, slot.width + i, slot.height + i, slot.first_row + i,
+                                  slot.row + i, slot.corners + i, dx + i, dy + i)
+        else:
+            msda_find_corners_f64(slot.location + 2 * i, slot.width + i, slot.height + i, slot.first_row + i,
+                                  slot.row + i, slot.corners + i, dx + i, dy + i)
+        i += 4
+
+
+cdef void find_rows(const double* restrict row, double step, int64_t* restrict offset,
+                    Py_ssize_t n) noexcept nogil:
+    # Row numbers to byte offsets.
+    cdef Py_ssize_t i
+    for i in range(n):
+        offset[i] = msda_to_int64(row[i] * step)
+
+
+cdef void find_weights(const real* restrict weight, const real* restrict dx, const real* restrict dy,
+                       real* restrict w00, real* restrict w01, real* restrict w10, real* restrict w11,
+                       Py_ssize_t n) noexcept nogil:
+    # The share of each corner in a sample, times its attention weight.
+    cdef Py_ssize_t i
     cdef real one = 1       # a literal would be a double, and its differences would be rounded twice
-    # A corner outside the map is sent to a row of its own.
-    cdef int64_t outside_value = <int64_t>(<char*>slot.outside_value - slot.value_base)
-    cdef int64_t outside_grad = <int64_t>(<char*>slot.outside_grad - slot.grad_base)
-    cdef Py_ssize_t value_step = call.value_step, grad_step = call.grad_step
-    for q in range(count):
-        for s in range(samples):
-            i = q * samples + s
-            x = slot.location[2 * i] * slot.width[s] - 0.5
-            y = slot.location[2 * i + 1] * slot.height[s] - 0.5
-            counts = (x > -1.0) & (x < slot.width[s]) & (y > -1.0) & (y < slot.height[s])
-            x = x if counts else 0.0
-            y = y if counts else 0.0
-            x0 = floor(x)
-            y0 = floor(y)
-            dx[i] = <real>(x - x0)
-            dy[i] = <real>(y - y0)
-            column = <int64_t>x0
-            row = <int64_t>y0
-            left = column >= 0
-            right = column + 1 < slot.columns[s]
-            top = row >= 0
-            bottom = row + 1 < slot.rows[s]
-            key = slot.first_row[s] + row * slot.columns[s] + column
-            slot.counts[i] = counts
-            slot.value_row[0][i] = key * value_step if top & left else outside_value
-            slot.value_row[1][i] = (key + 1) * value_step if top & right else outside_value
-            key += slot.columns[s]
-            slot.value_row[2][i] = key * value_step if bottom & left else outside_value
-            slot.value_row[3][i] = (key + 1) * value_step if bottom & right else outside_value
-            if call.want_value:
-                slot.grad_row[2][i] = key * grad_step if bottom & left else outside_grad
-                slot.grad_row[3][i] = (key + 1) * grad_step if bottom & right else outside_grad
-                key -= slot.columns[s]
-                slot.grad_row[0][i] = key * grad_step if top & left else outside_grad
-                slot.grad_row[1][i] = (key + 1) * grad_step if top & right else outside_grad
-    if call.forward_pass:
-        return
-    for q in range(count):
-        for s in range(samples):
-            i = q * samples + s
-            weight_x[i] = weight[i] * width_rounded[s]
-            weight_y[i] = weight[i] * height_rounded[s]
-    for i in range(count * samples):
+    for i in range(n):
         w00[i] = weight[i] * ((one - dx[i]) * (one - dy[i]))
         w01[i] = weight[i] * (dx[i] * (one - dy[i]))
         w10[i] = weight[i] * ((one - dx[i]) * dy[i])
         w11[i] = weight[i] * (dx[i] * dy[i])
+
+
+cdef void multiply(const real* restrict a, const real* restrict b, real* restrict product,
+                   Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        product[i] = a[i] * b[i]
+
+
+cdef void place_samples(Call call, Slot* slot, Py_ssize_t n, real kind) noexcept nogil:
+    # All that is to be known of the n samples of a tile before rows are touched.
+    cdef real* weight = <real*>slot.weight
+    find_corners(slot, <real*>slot.dx, <real*>slot.dy, n)
+    find_rows(slot.row, <double>call.value_step, slot.value_row, n)
+    if call.want_value:
+        if not call.packed:
+            find_rows(slot.row, <double>call.grad_step, slot.grad_row, n)
+        find_weights(weight, <real*>slot.dx, <real*>slot.dy, <real*>slot.corner_weight[0],
+                     <real*>slot.corner_weight[1], <real*>slot.corner_weight[2],
+                     <real*>slot.corner_weight[3], n)
+    if call.want_locations:
+        multiply(weight, <real*>slot.width_rounded, <real*>slot.weight_x, n)
+        multiply(weight, <real*>slot.height_rounded, <real*>slot.weight_y, n)
+
+
+cdef struct Rows:
+    # The rows of a sample's corners.
+    char* corner_00
+    char* corner_01
+    char* corner_10
+    char* corner_11
+
+
+cdef inline Rows corner_rows(char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below, int64_t corners,
+                             void* outside) noexcept nogil:
+    cdef Rows rows
+    rows.corner_00 = base + offset
+    rows.corner_01 = base + offset + right
+    rows.corner_10 = base + offset + below
+    rows.corner_11 = base + offset + below + right
+    if corners != ALL_CORNERS:
+        # Few samples come here: those at the border of a map.
+        if not corners & CORNER_00:
+            rows.corner_00 = <char*>outside
+        if not corners & CORNER_01:
+            rows.corner_01 = <char*>outside
+        if not corners & CORNER_10:
+            rows.corner_10 = <char*>outside
+        if not corners & CORNER_11:
+            rows.corner_11 = <char*>outside
+    return rows

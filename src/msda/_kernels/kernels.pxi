@@ -6,6 +6,7 @@
 #   watch.pxi      Ctrl-C
 #   geometry.pxi   where a sample lies: positions, corners, weights
 #   packing.pxi    a head's rows of value and of its gradient, beside each other
+#   prefetch.pxi   fetching the next queries' data ahead
 #   forward.pxi    the output
 #   backward.pxi   the three gradients
 #   running.pxi    work items on threads
@@ -30,6 +31,7 @@ include "call.pxi"
 include "watch.pxi"
 include "geometry.pxi"
 include "packing.pxi"
+include "prefetch.pxi"
 include "forward.pxi"
 include "backward.pxi"
 include "running.pxi"

@@ -25,7 +25,10 @@ static inline void msda_restore_fp_mode(const fenv_t *saved) { fesetenv(saved); 
 
 static inline int64_t msda_count(int64_t *counter) { return __atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL); }
 static inline int64_t msda_look(const int64_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
-static inline void msda_raise_flag(int64_t *flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
+static inline void msda_set(int64_t *counter, int64_t x) { __atomic_store_n(counter, x, __ATOMIC_RELEASE); }
+
+static inline void msda_prefetch_read(const char *p) { __builtin_prefetch(p, 0); }
+static inline void msda_prefetch_write(const char *p) { __builtin_prefetch(p, 1); }
 
 /* Waits a little: at first by yielding the core, later by sleeping. */
 static inline void msda_pause(int64_t turn)

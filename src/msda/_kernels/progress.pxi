@@ -3,7 +3,7 @@
 cdef extern from "process.h" nogil:
     int64_t msda_count(int64_t* counter)
     int64_t msda_look(const int64_t* counter)
-    void msda_raise_flag(int64_t* flag)
+    void msda_set(int64_t* counter, int64_t x)
     void msda_pause(int64_t turn)
     int omp_get_num_threads()
 
@@ -13,5 +13,5 @@ cdef struct Progress:
     int64_t ended
     int64_t items
     int64_t work        # of the calling thread, since it last looked at signals
+    int64_t team        # how many threads there were
     bint listening      # whether the calling thread is the one that runs signal handlers
-    Py_ssize_t team     # how many threads there were

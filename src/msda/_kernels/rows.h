@@ -11,15 +11,10 @@
 #include <stdint.h>
 #include <string.h>
 #include "numbers.h"
+#include "shuffle.h"
 
 #ifndef MSDA_VECTOR_BYTES
 #define MSDA_VECTOR_BYTES 16
-#endif
-
-#if defined(__clang__)
-#define MSDA_SHUFFLE(mask_type, a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-#define MSDA_SHUFFLE(mask_type, a, b, i, j, k, l) __builtin_shuffle(a, b, (mask_type){i, j, k, l})
 #endif
 
 #define MSDA_LANE_BYTES 64 /* the lanes of a dot product: 16 float or 8 double */

@@ -31,6 +31,7 @@ cdef void expect_items(Call call, Py_ssize_t items) noexcept nogil:
 
 cdef void begin_item(Call call) noexcept nogil:
     msda_count(&call.progress.begun)
+    msda_set(&call.progress.team, omp_get_num_threads())
 
 
 cdef void end_item(Call call, bint calling_thread) noexcept nogil:
@@ -38,7 +39,6 @@ cdef void end_item(Call call, bint calling_thread) noexcept nogil:
     msda_count(&call.progress.ended)
     if not calling_thread:
         return
-    call.progress.team = max(call.progress.team, omp_get_num_threads())
     if not call.progress.listening or msda_look(&call.progress.begun) < call.progress.items:
         return
     while msda_look(&call.progress.ended) < call.progress.items and not call.progress.stop:
@@ -59,4 +59,4 @@ cdef void count_work(Call call, int64_t work) noexcept nogil:
 cdef void look_at_signals(Call call) noexcept nogil:
     with gil:
         if not call.progress.stop and PyErr_CheckSignals() != 0:
-            msda_raise_flag(&call.progress.stop)
+            msda_set(&call.progress.stop, 1)

@@ -1,7 +1,8 @@
 """The command line: ``python -m msda``, also installed as ``msda``.
 
 Each subcommand is one module with ``add_parser(subparsers)``, which sets ``run`` as a default of its
-parser, and ``run(args) -> int``, which returns the exit status or raises `CommandError`.
+parser, and ``run(args) -> int``, which returns the exit status or raises `CommandError`. An OSError that
+leaves ``run`` is taken for one of standard output: those of files are for ``run`` to report.
 """
 
 import argparse

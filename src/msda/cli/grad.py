@@ -56,12 +56,14 @@ def run(args: argparse.Namespace) -> int:
         origin += f" (floats rounded to {dtype.name})"
         case = cases.cast(case, dtype)
 
-    *inputs, grad_output = (case[name] for name in cases.INPUTS)
+    value, shapes, starts, locations, weights, grad_output = (case[name] for name in cases.INPUTS)
     try:
         start = time.perf_counter()
-        output = msda.forward(*inputs, num_threads=args.threads)
+        output = msda.forward(value, shapes, starts, locations, weights, num_threads=args.threads)
         middle = time.perf_counter()
-        gradients = msda.backward(*inputs, grad_output, num_threads=args.threads)
+        gradients = msda.backward(
+            value, shapes, starts, locations, weights, grad_output, num_threads=args.threads
+        )
         end = time.perf_counter()
         threads = msda.get_num_threads() if args.threads is None else args.threads
     except (TypeError, ValueError) as error:

@@ -1,0 +1,1 @@
+from msda._kernels._baseline import Call as Call

@@ -1,0 +1,100 @@
+/* Where four samples lie: from locations to corners, four at a time.
+ *
+ * Everything is float64, whatever the compute type: with float32 locations loc * W - 0.5 is then exact, so that
+ * floor, the gate and the fractions are right even next to the border of a pixel. Integers up to 2**51 are exact
+ * in it, which is why rows are numbered in it too.
+ */
+#ifndef MSDA_POSITIONS_H
+#define MSDA_POSITIONS_H
+
+#include <stdint.h>
+#include <string.h>
+#include "numbers.h"
+#include "shuffle.h"
+
+enum {
+    MSDA_CORNER_00 = 1, /* (y0, x0), ... */
+    MSDA_CORNER_01 = 2,
+    MSDA_CORNER_10 = 4,
+    MSDA_CORNER_11 = 8,
+    MSDA_ALL_CORNERS = 15
+};
+
+typedef double msda_four __attribute__((vector_size(32)));
+typedef float msda_four_f32 __attribute__((vector_size(16)));
+typedef int64_t msda_four_int __attribute__((vector_size(32)));
+
+/* To the nearest integer: adding 3 * 2**51 leaves no room for a fraction. */
+#define MSDA_ROUNDER 0x1.8p52
+
+#define MSDA_FLOOR(x, result)                                                       \
+    do {                                                                            \
+        msda_four ones = {1, 1, 1, 1}, nearest = ((x) + MSDA_ROUNDER) - MSDA_ROUNDER; \
+        result = nearest - (msda_four)((nearest > (x)) & (msda_four_int)ones);      \
+    } while (0)
+
+/* location: x, y, x, y, ... of four samples; width and height of their levels, NaN where a level has no pixels;
+ * first_row: the row of value at which the level starts. Gives the row of the corner 00, which may lie outside the
+ * map; which of the corners lie in it, none if the sample does not count; and the fractions. */
+MSDA_INLINE void msda_find_corners(const double *location, const double *width, const double *height,
+                                   const double *first_row, double *row, int64_t *corners,
+                                   msda_four *dx, msda_four *dy)
+{
+    msda_four first, second, w, h, start, x, y, x0, y0;
+    memcpy(&first, location, sizeof first);
+    memcpy(&second, location + 4, sizeof second);
+    memcpy(&w, width, sizeof w);
+    memcpy(&h, height, sizeof h);
+    memcpy(&start, first_row, sizeof start);
+    x = MSDA_SHUFFLE(msda_four_int, first, second, 0, 2, 4, 6) * w - 0.5;
+    y = MSDA_SHUFFLE(msda_four_int, first, second, 1, 3, 5, 7) * h - 0.5;
+    msda_four_int counts = (x > -1.0) & (x < w) & (y > -1.0) & (y < h);
+    x = (msda_four)((msda_four_int)x & counts);
+    y = (msda_four)((msda_four_int)y & counts);
+    MSDA_FLOOR(x, x0);
+    MSDA_FLOOR(y, y0);
+    msda_four_int by_column = ((x0 >= 0.0) & (MSDA_CORNER_00 | MSDA_CORNER_10))
+        | ((x0 + 1.0 < w) & (MSDA_CORNER_01 | MSDA_CORNER_11));
+    msda_four_int by_row = ((y0 >= 0.0) & (MSDA_CORNER_00 | MSDA_CORNER_01))
+        | ((y0 + 1.0 < h) & (MSDA_CORNER_10 | MSDA_CORNER_11));
+    msda_four_int found = counts & by_column & by_row;
+    msda_four rows = start + y0 * w + x0;
+    memcpy(row, &rows, sizeof rows);
+    memcpy(corners, &found, sizeof found);
+    *dx = x - x0;
+    *dy = y - y0;
+}
+
+MSDA_INLINE void msda_find_corners_f64(const double *location, const double *width, const double *height,
+                                       const double *first_row, double *row, int64_t *corners, double *dx,
+                                       double *dy)
+{
+    msda_four x, y;
+    msda_find_corners(location, width, height, first_row, row, corners, &x, &y);
+    memcpy(dx, &x, sizeof x);
+    memcpy(dy, &y, sizeof y);
+}
+
+MSDA_INLINE void msda_find_corners_f32(const double *location, const double *width, const double *height,
+                                       const double *first_row, double *row, int64_t *corners, float *dx,
+                                       float *dy)
+{
+    msda_four x, y;
+    msda_find_corners(location, width, height, first_row, row, corners, &x, &y);
+    msda_four_f32 x32 = __builtin_convertvector(x, msda_four_f32);
+    msda_four_f32 y32 = __builtin_convertvector(y, msda_four_f32);
+    memcpy(dx, &x32, sizeof x32);
+    memcpy(dy, &y32, sizeof y32);
+}
+
+/* A whole number of less than 2**51 as an integer. Unlike the processors' own conversion this has a vector form
+ * everywhere. */
+MSDA_INLINE int64_t msda_to_int64(double x)
+{
+    double moved = x + MSDA_ROUNDER;
+    int64_t bits;
+    memcpy(&bits, &moved, 8);
+    return bits - 0x4338000000000000;
+}
+
+#endif

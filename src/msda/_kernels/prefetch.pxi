@@ -1,0 +1,52 @@
+# The caller's lines of the queries to come: they lie a stride apart that no hardware prefetcher follows.
+
+cdef extern from "process.h" nogil:
+    void msda_prefetch_read(const char* p)
+    void msda_prefetch_write(const char* p)
+
+cdef enum:
+    MOST_BYTES_AHEAD = 2048
+
+
+cdef inline void prefetch_strip(const char* first, const char* last, bint write) noexcept nogil:
+    # The lines from the first element to the last, where they are next to each other.
+    cdef Py_ssize_t size = last - first
+    if size < 0 or size > MOST_BYTES_AHEAD:
+        return
+    while first < last:
+        if write:
+            msda_prefetch_write(first)
+        else:
+            msda_prefetch_read(first)
+        first += CACHE_LINE
+    if write:
+        msda_prefetch_write(last)
+    else:
+        msda_prefetch_read(last)
+
+
+cdef void prefetch_queries(Call call, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h, Py_ssize_t first_query,
+                           Py_ssize_t count) noexcept nogil:
+    # What a tile of queries reads and writes, apart from rows of value.
+    cdef Py_ssize_t q, p = call.points - 1, c = call.channels - 1
+    cdef Py_ssize_t first = call.part_levels[call.part_begin[part]]
+    cdef Py_ssize_t last = call.part_levels[call.part_begin[part + 1] - 1]
+    for q in range(first_query, first_query + count):
+        prefetch_strip(<const char*>&call.locations[b, q, h, first, 0, 0, 0],
+                       <const char*>&call.locations[b, q, h, last, p, 1, 0], False)
+        prefetch_strip(<const char*>&call.weights[b, q, h, first, 0, 0],
+                       <const char*>&call.weights[b, q, h, last, p, 0], False)
+        if call.forward_pass:
+            if c >= 0:
+                prefetch_strip(<const char*>&call.output[b, q, h, 0, 0],
+                               <const char*>&call.output[b, q, h, c, 0], True)
+            continue
+        if c >= 0:
+            prefetch_strip(<const char*>&call.grad_output[b, q, h, 0, 0],
+                           <const char*>&call.grad_output[b, q, h, c, 0], False)
+        if call.want_locations:
+            prefetch_strip(<const char*>&call.grad_locations[b, q, h, first, 0, 0, 0],
+                           <const char*>&call.grad_locations[b, q, h, last, p, 1, 0], True)
+        if call.want_weights:
+            prefetch_strip(<const char*>&call.grad_weights[b, q, h, first, 0, 0],
+                           <const char*>&call.grad_weights[b, q, h, last, p, 0], True)
