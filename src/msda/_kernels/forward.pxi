@@ -2,46 +2,121 @@
 
 cdef extern from "rows.h" nogil:
     int MSDA_VECTOR_BYTES
+    int MSDA_BLOCK
+    ctypedef struct msda_block_f32:
+        pass
+    ctypedef struct msda_block_f64:
+        pass
+    void msda_clear_block_f32(msda_block_f32* sum)
+    void msda_clear_block_f64(msda_block_f64* sum)
+    void msda_add_block_f32(msda_block_f32* sum, const msda_block_f32* other)
+    void msda_add_block_f64(msda_block_f64* sum, const msda_block_f64* other)
+    void msda_store_block_f32(float* to, const msda_block_f32* sum)
+    void msda_store_block_f64(double* to, const msda_block_f64* sum)
+    void msda_add_sample_to_block_f32(msda_block_f32* sum, const float* v00, const float* v01, const float* v10,
+                                      const float* v11, float dx, float dy, float weight)
+    void msda_add_sample_to_block_f64(msda_block_f64* sum, const double* v00, const double* v01,
+                                      const double* v10, const double* v11, double dx, double dy, double weight)
     void msda_add_sample_f32(float* sum, const float* v00, const float* v01, const float* v10, const float* v11,
                              float dx, float dy, float weight, Py_ssize_t n)
     void msda_add_sample_f64(double* sum, const double* v00, const double* v01, const double* v10,
                              const double* v11, double dx, double dy, double weight, Py_ssize_t n)
 
 
-cdef inline void add_sample(real* sum, Rows v, Slot* slot, Py_ssize_t i, Py_ssize_t channels) noexcept nogil:
-    # sum += weight * sample i of the tile
+cdef inline Rows sampled_rows(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t s,
+                              Py_ssize_t channel) noexcept nogil:
+    # The rows of value of sample i of the tile, which is sample s of its query, from a channel on.
+    return corner_rows(slot.value_base + channel * call.real_size, slot.value_row[i], call.value_step,
+                       slot.value_below[s], slot.corners[i],
+                       <char*>slot.outside_value + channel * call.real_size)
+
+
+cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t channel,
+                    real* output) noexcept nogil:
+    # The samples of one query, which are those from i on of the tile: MSDA_BLOCK channels of its output.
+    cdef msda_block_f32 total_f32, level_f32
+    cdef msda_block_f64 total_f64, level_f64
+    cdef const real* dx = <const real*>slot.dx
+    cdef const real* dy = <const real*>slot.dy
+    cdef const real* weight = <const real*>slot.weight
+    cdef Py_ssize_t s = 0, end_of_level
+    cdef Rows v
     if real is float:
-        msda_add_sample_f32(
-            sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10, <real*>v.corner_11,
-            (<real*>slot.dx)[i], (<real*>slot.dy)[i], (<real*>slot.weight)[i], channels)
+        msda_clear_block_f32(&total_f32)
     else:
-        msda_add_sample_f64(
-            sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10, <real*>v.corner_11,
-            (<real*>slot.dx)[i], (<real*>slot.dy)[i], (<real*>slot.weight)[i], channels)
+        msda_clear_block_f64(&total_f64)
+    while s < samples:
+        end_of_level = s + call.points
+        if real is float:
+            msda_clear_block_f32(&level_f32)
+        else:
+            msda_clear_block_f64(&level_f64)
+        while s < end_of_level:
+            if slot.corners[i]:
+                v = sampled_rows(call, slot, i, s, channel)
+                if real is float:
+                    msda_add_sample_to_block_f32(
+                        &level_f32, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
+                        <real*>v.corner_11, dx[i], dy[i], weight[i])
+                else:
+                    msda_add_sample_to_block_f64(
+                        &level_f64, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
+                        <real*>v.corner_11, dx[i], dy[i], weight[i])
+            i += 1
+            s += 1
+        if real is float:
+            msda_add_block_f32(&total_f32, &level_f32)
+        else:
+            msda_add_block_f64(&total_f64, &level_f64)
+    if real is float:
+        msda_store_block_f32(output + channel, &total_f32)
+    else:
+        msda_store_block_f64(output + channel, &total_f64)
+
+
+cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t channel,
+                   Py_ssize_t count, real* output) noexcept nogil:
+    # The same for the last `count` channels, which do not make a block.
+    cdef real* level_sum = <real*>slot.level_sum
+    cdef const real* dx = <const real*>slot.dx
+    cdef const real* dy = <const real*>slot.dy
+    cdef const real* weight = <const real*>slot.weight
+    cdef Py_ssize_t s = 0, c, end_of_level
+    cdef Rows v
+    memset(output + channel, 0, count * sizeof(real))
+    while s < samples:
+        end_of_level = s + call.points
+        memset(level_sum, 0, count * sizeof(real))
+        while s < end_of_level:
+            if slot.corners[i]:
+                v = sampled_rows(call, slot, i, s, channel)
+                if real is float:
+                    msda_add_sample_f32(
+                        level_sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
+                        <real*>v.corner_11, dx[i], dy[i], weight[i], count)
+                else:
+                    msda_add_sample_f64(
+                        level_sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
+                        <real*>v.corner_11, dx[i], dy[i], weight[i], count)
+            i += 1
+            s += 1
+        for c in range(count):
+            output[channel + c] = output[channel + c] + level_sum[c]
 
 
 cdef void forward_tile(Call call, Slot* slot, Py_ssize_t b, Py_ssize_t h, Py_ssize_t samples,
                        Py_ssize_t first_query, Py_ssize_t count, real kind) noexcept nogil:
     cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
-    cdef real* level_sum = <real*>slot.level_sum
     cdef real* output = <real*>slot.channels
-    cdef Py_ssize_t q, s, point, channel, i = 0
+    cdef Py_ssize_t q, channel
+    if call.channels == 0:
+        return
     for q in range(count):
-        memset(output, 0, call.row_bytes)
-        s = 0
-        while s < samples:
-            memset(level_sum, 0, call.row_bytes)
-            for point in range(call.points):
-                if slot.corners[i]:
-                    add_sample(
-                        level_sum,
-                        corner_rows(slot.value_base, slot.value_row[i], call.value_step, slot.value_below[s],
-                                    slot.corners[i], slot.outside_value),
-                        slot, i, row_channels)
-                i += 1
-                s += 1
-            for channel in range(call.padded_channels):
-                output[channel] = output[channel] + level_sum[channel]
-        if call.channels > 0:
-            store_strip(<const real*>output, call.channels, call.output_code,
-                        <char*>&call.output[b, first_query + q, h, 0, 0], call.output.strides[3])
+        channel = 0
+        while channel + MSDA_BLOCK <= row_channels:
+            sum_block(call, slot, q * samples, samples, channel, output)
+            channel += MSDA_BLOCK
+        if channel < row_channels:
+            sum_rest(call, slot, q * samples, samples, channel, row_channels - channel, output)
+        store_strip(<const real*>output, call.channels, call.output_code,
+                    <char*>&call.output[b, first_query + q, h, 0, 0], call.output.strides[3])

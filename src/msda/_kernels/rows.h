@@ -19,6 +19,8 @@
 
 #define MSDA_LANE_BYTES 64 /* the lanes of a dot product: 16 float or 8 double */
 
+#define MSDA_BLOCK 32      /* channels whose sums are held in registers */
+
 #define MSDA_JOIN2(a, b) a##b
 #define MSDA_JOIN(a, b) MSDA_JOIN2(a, b)
 #define NAME(x) MSDA_JOIN(x, SUFFIX)

@@ -12,8 +12,9 @@ typedef REAL QUAD __attribute__((vector_size(4 * REAL_BYTES)));
 typedef MASK QUAD_MASK __attribute__((vector_size(4 * REAL_BYTES)));
 
 /* Rows may lie at any address. */
-MSDA_INLINE VEC NAME(load)(const REAL *p) { VEC v; memcpy(&v, p, sizeof v); return v; }
-MSDA_INLINE void NAME(store)(REAL *p, VEC v) { memcpy(p, &v, sizeof v); }
+typedef REAL NAME(msda_anywhere) __attribute__((vector_size(MSDA_VECTOR_BYTES), aligned(1)));
+MSDA_INLINE VEC NAME(load)(const REAL *p) { return *(const NAME(msda_anywhere) *)p; }
+MSDA_INLINE void NAME(store)(REAL *p, VEC v) { *(NAME(msda_anywhere) *)p = v; }
 
 /* The last n < WIDTH channels of a row; what is missing is 0, which leaves a lane's sum as it is. */
 MSDA_INLINE VEC NAME(load_tail)(const REAL *p, ptrdiff_t n)
@@ -148,7 +149,7 @@ MSDA_INLINE void NAME(scatter_n)(REAL *d00, REAL *d01, REAL *d10, REAL *d11, con
 }
 
 /* sum += weight * the sample */
-MSDA_INLINE void NAME(add_sample_n)(REAL *sum, const REAL *v00, const REAL *v01, const REAL *v10,
+MSDA_INLINE void NAME(msda_add_sample)(REAL *sum, const REAL *v00, const REAL *v01, const REAL *v10,
                                     const REAL *v11, REAL dx, REAL dy, REAL weight, ptrdiff_t n)
 {
     ptrdiff_t c = 0;
@@ -162,6 +163,35 @@ MSDA_INLINE void NAME(add_sample_n)(REAL *sum, const REAL *v00, const REAL *v01,
             NAME(load_tail)(v00 + c, n - c), NAME(load_tail)(v01 + c, n - c),
             NAME(load_tail)(v10 + c, n - c), NAME(load_tail)(v11 + c, n - c), dx, dy);
         NAME(store_tail)(sum + c, NAME(load_tail)(sum + c, n - c) + weight * r.sample, n - c);
+    }
+}
+
+/* The same for MSDA_BLOCK channels, whose sums stay in registers from sample to sample. */
+typedef struct { VEC part[MSDA_BLOCK / WIDTH]; } NAME(msda_block);
+
+MSDA_INLINE void NAME(msda_clear_block)(NAME(msda_block) *sum)
+{
+    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) sum->part[i] = (VEC){0};
+}
+
+MSDA_INLINE void NAME(msda_add_block)(NAME(msda_block) *sum, const NAME(msda_block) *other)
+{
+    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) sum->part[i] += other->part[i];
+}
+
+MSDA_INLINE void NAME(msda_store_block)(REAL *to, const NAME(msda_block) *sum)
+{
+    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) NAME(store)(to + i * WIDTH, sum->part[i]);
+}
+
+MSDA_INLINE void NAME(msda_add_sample_to_block)(NAME(msda_block) *sum, const REAL *v00, const REAL *v01,
+                                                const REAL *v10, const REAL *v11, REAL dx, REAL dy, REAL weight)
+{
+    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) {
+        int c = i * WIDTH;
+        NAME(msda_sampled) r = NAME(interpolate)(NAME(load)(v00 + c), NAME(load)(v01 + c),
+                                                 NAME(load)(v10 + c), NAME(load)(v11 + c), dx, dy);
+        sum->part[i] += weight * r.sample;
     }
 }
 
@@ -183,15 +213,6 @@ MSDA_INLINE void NAME(msda_scatter)(REAL *d00, REAL *d01, REAL *d10, REAL *d11, 
         NAME(scatter_n)(d00, d01, d10, d11, g, w00, w01, w10, w11, 32);
     else
         NAME(scatter_n)(d00, d01, d10, d11, g, w00, w01, w10, w11, n);
-}
-
-MSDA_INLINE void NAME(msda_add_sample)(REAL *sum, const REAL *v00, const REAL *v01, const REAL *v10,
-                                       const REAL *v11, REAL dx, REAL dy, REAL weight, ptrdiff_t n)
-{
-    if (n == 32)
-        NAME(add_sample_n)(sum, v00, v01, v10, v11, dx, dy, weight, 32);
-    else
-        NAME(add_sample_n)(sum, v00, v01, v10, v11, dx, dy, weight, n);
 }
 
 #undef WIDTH
