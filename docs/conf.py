@@ -1,4 +1,4 @@
-"""Sphinx's settings. Build, with the package and the group `docs` installed: sphinx-build -W docs docs/_build."""
+"""Sphinx's settings. With the package and the group `docs` installed: sphinx-build -W docs docs/_build"""
 
 import msda
 

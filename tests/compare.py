@@ -1,5 +1,9 @@
 """Comparing results by their bytes, and random problems to compare them on."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +87,20 @@ def assert_team(plan, num_threads):
 def is_plus_zero(array):
     """Tell for each element whether it is +0."""
     return bits(array) == 0
+
+
+def python(code, *arguments, timeout=120, **environment):
+    """Run code in a new process that finds the modules of the tests; return what it prints."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # Random problems

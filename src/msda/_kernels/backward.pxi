@@ -90,8 +90,9 @@ cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssiz
 
 
 cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
-                        Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count,
+                        Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
                         real kind) noexcept nogil:
+    # The queries first_query... of a chunk that goes on to `end`.
     cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
     cdef const real* g = <const real*>slot.channels
     cdef real* by_weight = <real*>slot.by_weight
@@ -102,7 +103,11 @@ cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py
     cdef real dot, dot_x, dot_y
     load_grad_output(call, slot, b, h, first_query, count, kind)
     for q in range(count):
+        if first_query + q + call.tile_queries < end:
+            prefetch_query(call, part, b, h, first_query + q + call.tile_queries)
         for s in range(samples):
+            if i + SAMPLES_AHEAD < count * samples:
+                prefetch_sample(call, slot, i + SAMPLES_AHEAD, s + SAMPLES_AHEAD)
             if not slot.corners[i]:
                 by_weight[i] = 0
                 by_location[2 * i] = 0

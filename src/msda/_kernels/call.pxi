@@ -19,7 +19,7 @@ cdef enum:
 
 # What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
 cdef struct Slot:
-    # for each sample (level, point) of a query
+    # for each sample (level, point) of a query, and the first ones of the next
     Py_ssize_t* value_below # bytes from a row of its level's map to that of the pixel below
     Py_ssize_t* grad_below
     # for each sample of a tile of queries: its level
@@ -48,8 +48,8 @@ cdef struct Slot:
     void* channels
     # one row each
     void* level_sum
-    void* outside_value     # stand in for the rows outside the map: zeros, and what nobody reads
-    void* outside_grad
+    char* outside_value     # stand in for the rows outside the map: zeros, and what nobody reads
+    char* outside_grad
     # the head's rows, where they are packed
     char* packed
     Py_ssize_t packed_unit
@@ -106,6 +106,7 @@ cdef class Call:
     cdef Py_ssize_t real_size, padded_channels, row_bytes
     cdef Py_ssize_t most_samples, most_rows, tile_queries
     cdef Py_ssize_t value_step, grad_step                     # bytes from a row of the unit to the next
+    cdef Py_ssize_t fetched_bytes                             # of a row, ahead of its use
     cdef Py_ssize_t slot_bytes
 
     cdef Slot* slots
@@ -168,6 +169,7 @@ cdef class Call:
         else:
             self.value_step = self.value.strides[1]
             self.grad_step = self.grad_value.strides[1] if self.want_value else 0
+        self.fetched_bytes = min(self.value_step if self.packed else self.row_bytes, MOST_BYTES_OF_A_ROW)
         self.slot_bytes = <Py_ssize_t>self.lay_out(NULL, NULL)
 
     @property
@@ -189,8 +191,8 @@ cdef class Call:
         cdef int corner
         if slot == NULL:
             slot = &unused
-        slot.value_below = <Py_ssize_t*>take(&cursor, 8 * per_query)
-        slot.grad_below = <Py_ssize_t*>take(&cursor, 8 * per_query)
+        slot.value_below = <Py_ssize_t*>take(&cursor, 8 * (per_query + SAMPLES_AHEAD))
+        slot.grad_below = <Py_ssize_t*>take(&cursor, 8 * (per_query + SAMPLES_AHEAD))
         slot.width = <double*>take(&cursor, 8 * per_tile)
         slot.height = <double*>take(&cursor, 8 * per_tile)
         slot.first_row = <double*>take(&cursor, 8 * per_tile)

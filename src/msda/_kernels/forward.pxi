@@ -28,12 +28,13 @@ cdef inline Rows sampled_rows(Call call, const Slot* slot, Py_ssize_t i, Py_ssiz
     # The rows of value of sample i of the tile, which is sample s of its query, from a channel on.
     return corner_rows(slot.value_base + channel * call.real_size, slot.value_row[i], call.value_step,
                        slot.value_below[s], slot.corners[i],
-                       <char*>slot.outside_value + channel * call.real_size)
+                       slot.outside_value + channel * call.real_size)
 
 
-cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t channel,
-                    real* output) noexcept nogil:
-    # The samples of one query, which are those from i on of the tile: MSDA_BLOCK channels of its output.
+cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t last,
+                    Py_ssize_t channel, real* output) noexcept nogil:
+    # The samples of one query, which are those from i on of the tile of `last` samples: MSDA_BLOCK channels of
+    # its output.
     cdef msda_block_f32 total_f32, level_f32
     cdef msda_block_f64 total_f64, level_f64
     cdef const real* dx = <const real*>slot.dx
@@ -52,6 +53,8 @@ cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t sample
         else:
             msda_clear_block_f64(&level_f64)
         while s < end_of_level:
+            if i + SAMPLES_AHEAD < last and channel == 0:
+                prefetch_sample(call, slot, i + SAMPLES_AHEAD, s + SAMPLES_AHEAD)
             if slot.corners[i]:
                 v = sampled_rows(call, slot, i, s, channel)
                 if real is float:
@@ -104,17 +107,21 @@ cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples
             output[channel + c] = output[channel + c] + level_sum[c]
 
 
-cdef void forward_tile(Call call, Slot* slot, Py_ssize_t b, Py_ssize_t h, Py_ssize_t samples,
-                       Py_ssize_t first_query, Py_ssize_t count, real kind) noexcept nogil:
+cdef void forward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
+                       Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
+                       real kind) noexcept nogil:
+    # The queries first_query... of a chunk that goes on to `end`.
     cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
     cdef real* output = <real*>slot.channels
     cdef Py_ssize_t q, channel
     if call.channels == 0:
         return
     for q in range(count):
+        if samples > 0 and first_query + q + call.tile_queries < end:
+            prefetch_query(call, part, b, h, first_query + q + call.tile_queries)
         channel = 0
         while channel + MSDA_BLOCK <= row_channels:
-            sum_block(call, slot, q * samples, samples, channel, output)
+            sum_block(call, slot, q * samples, samples, count * samples, channel, output)
             channel += MSDA_BLOCK
         if channel < row_channels:
             sum_rest(call, slot, q * samples, samples, channel, row_channels - channel, output)

@@ -32,9 +32,10 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
         slot.first_row[i] = <double>(call.levels[level, 2] - call.part_rows[part, 0])
         (<real*>slot.height_rounded)[i] = <real>height
         (<real*>slot.width_rounded)[i] = <real>width
-        if i < samples:
-            slot.value_below[i] = width * call.value_step
-            slot.grad_below[i] = width * call.grad_step
+    for i in range(samples + SAMPLES_AHEAD if samples else 0):
+        level = call.part_levels[call.part_begin[part] + i % samples // call.points]
+        slot.value_below[i] = call.levels[level, 1] * call.value_step
+        slot.grad_below[i] = call.levels[level, 1] * call.grad_step
 
 
 cdef void load_samples(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
@@ -124,31 +125,3 @@ cdef void place_samples(Call call, Slot* slot, Py_ssize_t n, real kind) noexcept
     if call.want_locations:
         multiply(weight, <real*>slot.width_rounded, <real*>slot.weight_x, n)
         multiply(weight, <real*>slot.height_rounded, <real*>slot.weight_y, n)
-
-
-cdef struct Rows:
-    # The rows of a sample's corners.
-    char* corner_00
-    char* corner_01
-    char* corner_10
-    char* corner_11
-
-
-cdef inline Rows corner_rows(char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below, int64_t corners,
-                             void* outside) noexcept nogil:
-    cdef Rows rows
-    rows.corner_00 = base + offset
-    rows.corner_01 = base + offset + right
-    rows.corner_10 = base + offset + below
-    rows.corner_11 = base + offset + below + right
-    if corners != ALL_CORNERS:
-        # Few samples come here: those at the border of a map.
-        if not corners & CORNER_00:
-            rows.corner_00 = <char*>outside
-        if not corners & CORNER_01:
-            rows.corner_01 = <char*>outside
-        if not corners & CORNER_10:
-            rows.corner_10 = <char*>outside
-        if not corners & CORNER_11:
-            rows.corner_11 = <char*>outside
-    return rows

@@ -4,9 +4,10 @@
 #   progress.pxi   how far the work items are
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
 #   watch.pxi      Ctrl-C
-#   geometry.pxi   where a sample lies: positions, corners, weights
-#   packing.pxi    a head's rows of value and of its gradient, beside each other
 #   prefetch.pxi   fetching the next queries' data ahead
+#   geometry.pxi   where a sample lies: positions, corners, weights
+#   touching.pxi   the rows of a sample's corners
+#   packing.pxi    a head's rows of value and of its gradient, beside each other
 #   forward.pxi    the output
 #   backward.pxi   the three gradients
 #   running.pxi    work items on threads
@@ -29,9 +30,10 @@ include "strips.pxi"
 include "progress.pxi"
 include "call.pxi"
 include "watch.pxi"
-include "geometry.pxi"
-include "packing.pxi"
 include "prefetch.pxi"
+include "geometry.pxi"
+include "touching.pxi"
+include "packing.pxi"
 include "forward.pxi"
 include "backward.pxi"
 include "running.pxi"

@@ -20,8 +20,8 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
             if call.want_value:
                 slot.grad_base = <char*>&call.grad_value[b, first, h, 0, 0]
         else:
-            slot.value_base = <char*>slot.outside_value
-            slot.grad_base = <char*>slot.outside_grad
+            slot.value_base = slot.outside_value
+            slot.grad_base = slot.outside_grad
         return
     slot.value_base = slot.packed
     slot.grad_base = slot.packed
@@ -33,6 +33,9 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
     slot.packed_unit = unit
     for key in range(first, last):
         row = <real*>(slot.value_base + (key - first) * call.value_step)
+        if key + ROWS_AHEAD < last:
+            prefetch_strip(<const char*>&call.value[b, key + ROWS_AHEAD, h, 0, 0],
+                           <const char*>&call.value[b, key + ROWS_AHEAD, h, call.channels - 1, 0], False)
         load_strip(<const char*>&call.value[b, key, h, 0, 0], call.value.strides[3], call.channels,
                    call.value_code, row)
         for channel in range(call.channels, call.padded_channels):
@@ -72,6 +75,11 @@ cdef void fold_blocks(Call call, Py_ssize_t unit, Py_ssize_t first_row, Py_ssize
                 total[channel] = total[channel] + block[channel]
             i += 1
         if ends:
+            if row + ROWS_AHEAD < last_row and call.channels > 0:
+                prefetch_strip(
+                    <char*>&call.grad_value[b, call.part_rows[part, 0] + row + ROWS_AHEAD, h, 0, 0],
+                    <char*>&call.grad_value[b, call.part_rows[part, 0] + row + ROWS_AHEAD, h,
+                                            call.channels - 1, 0], True)
             store_strip(<const real*>total, call.channels, call.grad_value_code,
                         <char*>&call.grad_value[b, call.part_rows[part, 0] + row, h, 0, 0],
                         call.grad_value.strides[3])

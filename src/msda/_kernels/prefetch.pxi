@@ -6,6 +6,12 @@ cdef extern from "process.h" nogil:
 
 cdef enum:
     MOST_BYTES_AHEAD = 2048
+    # Samples between the one that is worked on and the one whose rows are fetched.
+    SAMPLES_AHEAD = 4
+    # Bytes of a row that are fetched; the processor goes on by itself.
+    MOST_BYTES_OF_A_ROW = 256
+    # Rows between the one that is packed or unpacked and the one that is fetched.
+    ROWS_AHEAD = 16
 
 
 cdef inline void prefetch_strip(const char* first, const char* last, bint write) noexcept nogil:
@@ -25,28 +31,26 @@ cdef inline void prefetch_strip(const char* first, const char* last, bint write)
         msda_prefetch_read(last)
 
 
-cdef void prefetch_queries(Call call, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h, Py_ssize_t first_query,
-                           Py_ssize_t count) noexcept nogil:
-    # What a tile of queries reads and writes, apart from rows of value.
-    cdef Py_ssize_t q, p = call.points - 1, c = call.channels - 1
+cdef void prefetch_query(Call call, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h, Py_ssize_t q) noexcept nogil:
+    # What a query reads and writes, apart from rows of value. One query's lines at a time, between the work of
+    # another: many at once would wait for each other.
+    cdef Py_ssize_t p = call.points - 1, c = call.channels - 1
     cdef Py_ssize_t first = call.part_levels[call.part_begin[part]]
     cdef Py_ssize_t last = call.part_levels[call.part_begin[part + 1] - 1]
-    for q in range(first_query, first_query + count):
-        prefetch_strip(<const char*>&call.locations[b, q, h, first, 0, 0, 0],
-                       <const char*>&call.locations[b, q, h, last, p, 1, 0], False)
-        prefetch_strip(<const char*>&call.weights[b, q, h, first, 0, 0],
-                       <const char*>&call.weights[b, q, h, last, p, 0], False)
-        if call.forward_pass:
-            if c >= 0:
-                prefetch_strip(<const char*>&call.output[b, q, h, 0, 0],
-                               <const char*>&call.output[b, q, h, c, 0], True)
-            continue
-        if c >= 0:
-            prefetch_strip(<const char*>&call.grad_output[b, q, h, 0, 0],
-                           <const char*>&call.grad_output[b, q, h, c, 0], False)
-        if call.want_locations:
-            prefetch_strip(<const char*>&call.grad_locations[b, q, h, first, 0, 0, 0],
-                           <const char*>&call.grad_locations[b, q, h, last, p, 1, 0], True)
-        if call.want_weights:
-            prefetch_strip(<const char*>&call.grad_weights[b, q, h, first, 0, 0],
-                           <const char*>&call.grad_weights[b, q, h, last, p, 0], True)
+    prefetch_strip(<const char*>&call.locations[b, q, h, first, 0, 0, 0],
+                   <const char*>&call.locations[b, q, h, last, p, 1, 0], False)
+    prefetch_strip(<const char*>&call.weights[b, q, h, first, 0, 0],
+                   <const char*>&call.weights[b, q, h, last, p, 0], False)
+    if call.forward_pass:
+        prefetch_strip(<const char*>&call.output[b, q, h, 0, 0],
+                       <const char*>&call.output[b, q, h, c, 0], True)
+        return
+    if c >= 0:
+        prefetch_strip(<const char*>&call.grad_output[b, q, h, 0, 0],
+                       <const char*>&call.grad_output[b, q, h, c, 0], False)
+    if call.want_locations:
+        prefetch_strip(<const char*>&call.grad_locations[b, q, h, first, 0, 0, 0],
+                       <const char*>&call.grad_locations[b, q, h, last, p, 1, 0], True)
+    if call.want_weights:
+        prefetch_strip(<const char*>&call.grad_weights[b, q, h, first, 0, 0],
+                       <const char*>&call.grad_weights[b, q, h, last, p, 0], True)

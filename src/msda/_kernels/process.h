@@ -27,8 +27,10 @@ static inline int64_t msda_count(int64_t *counter) { return __atomic_add_fetch(c
 static inline int64_t msda_look(const int64_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
 static inline void msda_set(int64_t *counter, int64_t x) { __atomic_store_n(counter, x, __ATOMIC_RELEASE); }
 
-static inline void msda_prefetch_read(const char *p) { __builtin_prefetch(p, 0); }
-static inline void msda_prefetch_write(const char *p) { __builtin_prefetch(p, 1); }
+/* The empty asm keeps gcc from taking a function that only fetches ahead for one without effects, and from
+ * removing the calls to it. */
+static inline void msda_prefetch_read(const char *p) { __builtin_prefetch(p, 0); __asm__ volatile("" : : "r"(p)); }
+static inline void msda_prefetch_write(const char *p) { __builtin_prefetch(p, 1); __asm__ volatile("" : : "r"(p)); }
 
 /* Waits a little: at first by yielding the core, later by sleeping. */
 static inline void msda_pause(int64_t turn)

@@ -21,6 +21,13 @@
 
 #define MSDA_BLOCK 32      /* channels whose sums are held in registers */
 
+/* Without it gcc keeps the sums of an outer loop in memory. */
+#if defined(__clang__)
+#define MSDA_UNROLL _Pragma("unroll")
+#else
+#define MSDA_UNROLL _Pragma("GCC unroll 4")
+#endif
+
 #define MSDA_JOIN2(a, b) a##b
 #define MSDA_JOIN(a, b) MSDA_JOIN2(a, b)
 #define NAME(x) MSDA_JOIN(x, SUFFIX)

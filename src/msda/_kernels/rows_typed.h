@@ -90,6 +90,7 @@ MSDA_INLINE void NAME(dots_of_n)(const REAL *v00, const REAL *v01, const REAL *v
                                  REAL *by_weight, REAL *by_x, REAL *by_y)
 {
     VEC sample[PARTS], along_x[PARTS], along_y[PARTS];
+    MSDA_UNROLL
     for (int part = 0; part < PARTS; part++) {
         VEC s = {0}, sx = {0}, sy = {0};
         ptrdiff_t c = part * WIDTH;

@@ -104,13 +104,12 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
     while q < end and not msda_look(&call.progress.stop):
         count = min(call.tile_queries, end - q)
         if samples > 0:
-            prefetch_queries(call, part, b, h, q + count, min(call.tile_queries, end - q - count))
             load_samples(call, slot, part, b, h, q, count, kind)
             place_samples(call, slot, count * samples, kind)
         if call.forward_pass:
-            forward_tile(call, slot, b, h, samples, q, count, kind)
+            forward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         elif samples > 0:
-            backward_tile(call, slot, part, b, h, samples, q, count, kind)
+            backward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         q += count
         if calling_thread:
             count_work(call, count * samples * (call.padded_channels + 16))
