@@ -53,6 +53,9 @@ cdef struct Slot:
     # the head's rows, where they are packed
     char* packed
     Py_ssize_t packed_unit
+    uint8_t* touched        # for each group of rows: whether its gradient may be other than zero
+    double* lowest_row      # for each sample of a query: which rows it touched in this block
+    double* highest_row
     void* earlier_blocks    # the sum of the gradients of the blocks before this one
     # where row 0 of the unit lies, packed or in the caller's arrays
     char* value_base
@@ -178,8 +181,11 @@ cdef class Call:
         cdef Py_ssize_t shared = self.most_rows * self.row_bytes if self.carries_blocks() else 0
         return self.threads * (self.slot_bytes + <Py_ssize_t>sizeof(Slot)) + shared + 3 * CACHE_LINE
 
+    cdef bint adds_blocks(self) noexcept nogil:
+        return self.want_value and self.chunks > 1
+
     cdef bint carries_blocks(self) noexcept nogil:
-        return self.want_value and self.chunks_apart and self.chunks > 1
+        return self.adds_blocks() and self.chunks_apart
 
     cdef char* lay_out(self, Slot* slot, char* base) noexcept nogil:
         # Points the slot into the memory from base on; gives its end. A NULL slot: only measures.
@@ -221,8 +227,15 @@ cdef class Call:
         slot.earlier_blocks = cursor
         if self.packed:
             slot.packed = take(&cursor, self.value_step * self.most_rows)
-            if self.want_value and self.chunks > 1 and not self.chunks_apart:
-                slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
+            if self.want_value:
+                slot.touched = <uint8_t*>take(&cursor, row_groups(self.most_rows))
+                if base != NULL:
+                    memset(slot.touched, 1, row_groups(self.most_rows))
+            if self.adds_blocks():
+                slot.lowest_row = <double*>take(&cursor, 8 * per_query)
+                slot.highest_row = <double*>take(&cursor, 8 * per_query)
+                if not self.chunks_apart:
+                    slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
         slot.packed_unit = -1
         slot.value_base = NULL
         slot.grad_base = NULL

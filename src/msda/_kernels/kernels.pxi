@@ -18,9 +18,9 @@
 
 cimport cython
 from cython.parallel cimport prange, threadid
-from libc.math cimport NAN, floor
+from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 ctypedef fused real:
     float

@@ -35,7 +35,7 @@ typedef int64_t msda_four_int __attribute__((vector_size(32)));
 
 /* location: x, y, x, y, ... of four samples; width and height of their levels, NaN where a level has no pixels;
  * first_row: the row of value at which the level starts. Gives the row of the corner 00, which may lie outside the
- * map; which of the corners lie in it, none if the sample does not count; and the fractions. */
+ * map, NaN if the sample does not count; which of the corners lie in it, none if the sample does not count; and the fractions. */
 MSDA_INLINE void msda_find_corners(const double *location, const double *width, const double *height,
                                    const double *first_row, double *row, int64_t *corners,
                                    msda_four *dx, msda_four *dy)
@@ -59,6 +59,7 @@ MSDA_INLINE void msda_find_corners(const double *location, const double *width, 
         | ((y0 + 1.0 < h) & (MSDA_CORNER_10 | MSDA_CORNER_11));
     msda_four_int found = counts & by_column & by_row;
     msda_four rows = start + y0 * w + x0;
+    rows = (msda_four)((msda_four_int)rows | ~counts);
     memcpy(row, &rows, sizeof rows);
     memcpy(corners, &found, sizeof found);
     *dx = x - x0;

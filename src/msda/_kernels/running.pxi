@@ -6,9 +6,6 @@ cdef extern from "process.h" nogil:
     void msda_default_fp_mode(fenv_t* saved)
     void msda_restore_fp_mode(const fenv_t* saved)
 
-cdef enum:
-    ROWS_PER_FOLD = 256
-
 
 cdef void run_items(Call call, real kind) noexcept nogil:
     # All of the call. Items are handed out one by one; no sum depends on which thread gets which.
@@ -31,8 +28,8 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
     # A unit with all its chunks, or one chunk of a unit.
     cdef Py_ssize_t unit = item // call.chunks if call.chunks_apart else item
     cdef Py_ssize_t chunk, first = 0, last = call.chunks
-    cdef Py_ssize_t part = unit % call.parts
-    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
+    cdef Py_ssize_t part = unit % call.parts, group
+    cdef Py_ssize_t groups = row_groups(call.part_rows[part, 1] - call.part_rows[part, 0])
     cdef fenv_t mode
     begin_item(call)
     msda_default_fp_mode(&mode)
@@ -42,8 +39,9 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
     for chunk in range(first, last):
         run_chunk(call, unit, chunk, slot, calling_thread, kind)
         if call.want_value and call.packed:
-            fold_blocks(call, unit, 0, rows, slot, 1, slot.earlier_blocks, chunk == 0,
-                        chunk == call.chunks - 1, kind)
+            for group in range(groups):
+                fold_blocks(call, unit, group, slot, 1, slot.earlier_blocks, chunk == 0,
+                            chunk == call.chunks - 1, kind)
     msda_restore_fp_mode(&mode)
     end_item(call, calling_thread)
 
@@ -52,15 +50,15 @@ cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogi
     # Blocks of one unit on several threads: rounds of as many blocks as there are threads, each with a private
     # gradient of value; after each round the blocks are added, in order, a few rows at a time.
     cdef Py_ssize_t items = units * call.chunks
-    cdef Py_ssize_t folds = (call.most_rows + ROWS_PER_FOLD - 1) // ROWS_PER_FOLD
+    cdef Py_ssize_t groups = row_groups(call.most_rows)
     cdef Py_ssize_t begin = 0, count, i
     while begin < items and not msda_look(&call.progress.stop):
         count = min(call.threads, items - begin)
         expect_items(call, count)
         for i in prange(count, num_threads=call.threads, schedule="dynamic", chunksize=1):
             run_block(call, begin + i, &call.slots[i], threadid() == 0, kind)
-        for i in prange(folds, num_threads=call.threads, schedule="static"):
-            fold_round(call, begin, count, i * ROWS_PER_FOLD, kind)
+        for i in prange(groups, num_threads=call.threads, schedule="static"):
+            fold_round(call, begin, count, i, kind)
         begin += count
 
 
@@ -73,19 +71,17 @@ cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread,
     end_item(call, calling_thread)
 
 
-cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t first_row,
+cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t group,
                      real kind) noexcept nogil:
-    # The blocks of a round lie in successive slots; they may belong to several units.
-    cdef Py_ssize_t item = begin, end = begin + count, unit, stop, part, last_row
+    # One group of rows. The blocks of a round lie in successive slots; they may belong to several units.
+    cdef Py_ssize_t item = begin, end = begin + count, unit, stop
     cdef fenv_t mode
     msda_default_fp_mode(&mode)
     while item < end:
         unit = item // call.chunks
-        part = unit % call.parts
         stop = min(end, (unit + 1) * call.chunks)
-        last_row = min(first_row + ROWS_PER_FOLD, call.part_rows[part, 1] - call.part_rows[part, 0])
-        fold_blocks(call, unit, first_row, last_row, &call.slots[item - begin], stop - item,
-                    call.carried_blocks, item % call.chunks == 0, stop % call.chunks == 0, kind)
+        fold_blocks(call, unit, group, &call.slots[item - begin], stop - item, call.carried_blocks,
+                    item % call.chunks == 0, stop % call.chunks == 0, kind)
         item = stop
     msda_restore_fp_mode(&mode)
 
@@ -101,11 +97,15 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
     enter_unit(call, slot, unit, b, h, part, kind)
     if call.want_value:
         clear_grad_rows(call, slot, part)
+    if call.adds_blocks():
+        begin_block(call, slot, samples)
     while q < end and not msda_look(&call.progress.stop):
         count = min(call.tile_queries, end - q)
         if samples > 0:
             load_samples(call, slot, part, b, h, q, count, kind)
             place_samples(call, slot, count * samples, kind)
+            if call.adds_blocks():
+                note_rows(slot, samples, count)
         if call.forward_pass:
             forward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         elif samples > 0:
@@ -113,6 +113,8 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
         q += count
         if calling_thread:
             count_work(call, count * samples * (call.padded_channels + 16))
+    if call.adds_blocks():
+        end_block(call, slot, part, samples)
 
 
 cdef inline Py_ssize_t chunk_begin(Call call, Py_ssize_t chunk) noexcept nogil:
