@@ -176,6 +176,15 @@ def test_links_lead_somewhere(path):
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+@pytest.mark.skipif(not (ROOT / "src").exists(), reason="runs beside the sources, which are described")
+def test_the_design_names_the_sources():
+    named = set(re.findall(r"[\w.]+\.(?:py|pyi|pyx|pxi|h|sh)\b", read("docs/design.md")))
+    there = {path.name for folder in ("src", "tests", "tools") for path in (ROOT / folder).rglob("*.*")}
+    assert named - there - {"setup.py"} == set()
+    kernels = (ROOT / "src" / "msda" / "_kernels").iterdir()
+    assert {path.name for path in kernels if path.suffix in (".pxi", ".h")} - named == set()
+
+
 def anchors(text):
     """The anchors that GitHub and MyST give to headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)

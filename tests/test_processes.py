@@ -140,14 +140,16 @@ class Script:
         path = folder / "script.py"
         path.write_text(PRELUDE + textwrap.dedent(code))
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        self.process = subprocess.Popen(
-            [sys.executable, *options, str(path)],
-            env=inherited | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self._errors = folder / "errors"
+        with open(self._errors, "w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *options, str(path)],
+                env=inherited | environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
         self.timeout = timeout
         self._late = threading.Timer(timeout, self.kill)
         self._timed_out = False
@@ -159,7 +161,8 @@ class Script:
     def __exit__(self, *_):
         self._late.cancel()
         self.kill()
-        self.process.communicate()
+        self.process.stdout.close()
+        self.process.wait()
 
     def kill(self):
         self._timed_out = self.process.poll() is None
@@ -176,9 +179,11 @@ class Script:
 
     def output(self):
         """Wait for the script to end and return what it still had to say."""
-        output, errors = self.process.communicate()
+        output = self.process.stdout.read()
+        code = self.process.wait()
+        errors = self._errors.read_text()
         assert not self._timed_out, f"still running after {self.timeout} s\n{errors}"
-        assert self.process.returncode == 0, f"exit code {self.process.returncode}\n{errors}"
+        assert code == 0, f"exit code {code}\n{errors}"
         return output.strip()
 
 
@@ -830,6 +835,14 @@ def processor_ticks(process, task=None):
     return int(fields[11]) + int(fields[12])
 
 
+def processor_ticks_of_threads(process):
+    ticks = {}
+    for task in map(int, os.listdir(f"/proc/{process}/task")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            ticks[task] = processor_ticks(process, task)
+    return ticks
+
+
 def interrupt(script, process=None):
     """Send SIGINT to the script, or a child of it, and return its next line, which has to come soon.
 
@@ -891,11 +904,11 @@ def main_thread_waits(script):
     process = script.process.pid
     begin = processor_ticks(process)
     while (spent := processor_ticks(process) - begin) < 400:
-        tasks = os.listdir(f"/proc/{process}/task")
-        before = {task: processor_ticks(process, task) for task in tasks}
+        before = processor_ticks_of_threads(process)
         time.sleep(0.2)
-        used = {task: processor_ticks(process, task) - before[task] for task in tasks}
-        main = used.pop(str(process))
+        after = processor_ticks_of_threads(process)
+        used = {task: after[task] - before[task] for task in before.keys() & after.keys()}
+        main = used.pop(process)
         if spent > 150 and sum(used.values()) >= 5 and main <= max(used.values()) // 4:
             return True
     return False

@@ -12,7 +12,7 @@ cdef extern from "rows.h" nogil:
                           double w01, double w10, double w11, Py_ssize_t n)
 
 
-cdef inline void dots(Rows v, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_t channels,
+cdef inline void dots(Rows v, const real* g, const Slot* slot, Py_ssize_t i, Py_ssize_t channels,
                       real* by_weight, real* by_x, real* by_y) noexcept nogil:
     # The dot products of sample i of the tile, and of its derivatives, with g.
     if real is float:
@@ -25,7 +25,7 @@ cdef inline void dots(Rows v, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_
             (<real*>slot.dx)[i], (<real*>slot.dy)[i], channels, by_weight, by_x, by_y)
 
 
-cdef inline void scatter(Rows d, const real* g, Slot* slot, Py_ssize_t i, Py_ssize_t channels) noexcept nogil:
+cdef inline void scatter(Rows d, const real* g, const Slot* slot, Py_ssize_t i, Py_ssize_t channels) noexcept nogil:
     # Adds what g gives to the corners of sample i of the tile.
     if real is float:
         msda_scatter_f32(
@@ -89,45 +89,58 @@ cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssiz
         by_weight += samples
 
 
-cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
-                        Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
-                        real kind) noexcept nogil:
-    # The queries first_query... of a chunk that goes on to `end`.
-    cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
-    cdef const real* g = <const real*>slot.channels
+cdef void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py_ssize_t samples, Py_ssize_t last,
+                        const real* g) noexcept nogil:
+    # The samples of one query, which are those from `first` on of the tile of `last` samples.
+    cdef Py_ssize_t channels = call.padded_channels if call.packed else call.channels
+    cdef Py_ssize_t value_step = call.value_step, i, s
+    cdef bint packed = call.packed, want_dots = call.want_dots, want_value = call.want_value
+    cdef char* value_base = slot.value_base
+    cdef char* outside = slot.outside_value
+    cdef const int64_t* corners = slot.corners
+    cdef const int64_t* value_row = slot.value_row
+    cdef const Py_ssize_t* value_below = slot.value_below
     cdef real* by_weight = <real*>slot.by_weight
     cdef real* by_location = <real*>slot.by_location
     cdef const real* weight_x = <const real*>slot.weight_x
     cdef const real* weight_y = <const real*>slot.weight_y
-    cdef Py_ssize_t q, s, i = 0
     cdef real dot, dot_x, dot_y
+    cdef Rows v
+    for s in range(samples):
+        i = first + s
+        if i + SAMPLES_AHEAD < last:
+            prefetch_sample(call, slot, i + SAMPLES_AHEAD, s + SAMPLES_AHEAD)
+        if not corners[i]:
+            by_weight[i] = 0
+            by_location[2 * i] = 0
+            by_location[2 * i + 1] = 0
+            continue
+        v = corner_rows(value_base, value_row[i], value_step, value_below[s], corners[i], outside)
+        if want_dots:
+            dots(v, g, slot, i, channels, &dot, &dot_x, &dot_y)
+            by_weight[i] = dot
+            by_location[2 * i] = weight_x[i] * dot_x
+            by_location[2 * i + 1] = weight_y[i] * dot_y
+        if want_value:
+            if packed:
+                scatter(moved_rows(v, slot.grad_base - value_base), g, slot, i, channels)
+            else:
+                scatter(
+                    corner_rows(slot.grad_base, slot.grad_row[i], call.grad_step, slot.grad_below[s],
+                                corners[i], slot.outside_grad),
+                    g, slot, i, channels)
+
+
+cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
+                        Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
+                        real kind) noexcept nogil:
+    # The queries first_query... of a chunk that goes on to `end`.
+    cdef Py_ssize_t q
+    cdef const real* g = <const real*>slot.channels
     load_grad_output(call, slot, b, h, first_query, count, kind)
     for q in range(count):
         if first_query + q + call.tile_queries < end:
             prefetch_query(call, part, b, h, first_query + q + call.tile_queries)
-        for s in range(samples):
-            if i + SAMPLES_AHEAD < count * samples:
-                prefetch_sample(call, slot, i + SAMPLES_AHEAD, s + SAMPLES_AHEAD)
-            if not slot.corners[i]:
-                by_weight[i] = 0
-                by_location[2 * i] = 0
-                by_location[2 * i + 1] = 0
-                i += 1
-                continue
-            if call.want_dots:
-                dots(
-                    corner_rows(slot.value_base, slot.value_row[i], call.value_step, slot.value_below[s],
-                                slot.corners[i], slot.outside_value),
-                    g, slot, i, row_channels, &dot, &dot_x, &dot_y)
-                by_weight[i] = dot
-                if call.want_locations:
-                    by_location[2 * i] = weight_x[i] * dot_x
-                    by_location[2 * i + 1] = weight_y[i] * dot_y
-            if call.want_value:
-                scatter(
-                    corner_rows(slot.grad_base, slot.grad_row[i], call.grad_step, slot.grad_below[s],
-                                slot.corners[i], slot.outside_grad),
-                    g, slot, i, row_channels)
-            i += 1
+        touch_samples(call, slot, q * samples, samples, count * samples, g)
         g += call.padded_channels
     store_sample_gradients(call, slot, part, b, h, samples, first_query, count, kind)

@@ -221,8 +221,9 @@ cdef class Call:
         slot.by_location = take(&cursor, 2 * reals)
         slot.channels = take(&cursor, self.row_bytes * self.tile_queries)
         slot.level_sum = take(&cursor, self.row_bytes)
-        slot.outside_value = take(&cursor, self.row_bytes)
-        slot.outside_grad = take(&cursor, self.row_bytes)
+        # At the distance of packed rows from those of their gradient.
+        slot.outside_value = take(&cursor, 2 * self.row_bytes)
+        slot.outside_grad = slot.outside_value + self.row_bytes
         slot.packed = cursor
         slot.earlier_blocks = cursor
         if self.packed:

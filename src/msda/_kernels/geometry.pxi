@@ -122,6 +122,6 @@ cdef void place_samples(Call call, Slot* slot, Py_ssize_t n, real kind) noexcept
         find_weights(weight, <real*>slot.dx, <real*>slot.dy, <real*>slot.corner_weight[0],
                      <real*>slot.corner_weight[1], <real*>slot.corner_weight[2],
                      <real*>slot.corner_weight[3], n)
-    if call.want_locations:
+    if call.want_dots:
         multiply(weight, <real*>slot.width_rounded, <real*>slot.weight_x, n)
         multiply(weight, <real*>slot.height_rounded, <real*>slot.weight_y, n)

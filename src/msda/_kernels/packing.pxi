@@ -11,8 +11,7 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
     cdef Py_ssize_t first = call.part_rows[part, 0], last = call.part_rows[part, 1]
     cdef Py_ssize_t key, channel
     cdef real* row
-    memset(slot.outside_value, 0, call.row_bytes)
-    memset(slot.outside_grad, 0, call.row_bytes)
+    memset(slot.outside_value, 0, 2 * call.row_bytes)
     set_levels(call, slot, part, kind)
     if not call.packed:
         if first < last and call.channels > 0:

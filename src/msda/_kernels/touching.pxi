@@ -28,6 +28,15 @@ cdef inline Rows corner_rows(char* base, int64_t offset, Py_ssize_t right, Py_ss
     return rows
 
 
+cdef inline Rows moved_rows(Rows rows, Py_ssize_t distance) noexcept nogil:
+    # From packed rows of value to those of their gradient beside them.
+    rows.corner_00 += distance
+    rows.corner_01 += distance
+    rows.corner_10 += distance
+    rows.corner_11 += distance
+    return rows
+
+
 cdef inline void prefetch_rows(const char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below,
                                Py_ssize_t size) noexcept nogil:
     # The first `size` bytes of the four rows.
