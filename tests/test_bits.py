@@ -320,19 +320,21 @@ def check_mode(name, order):
     usual = mode.get()
     rng = np.random.default_rng(8)
     tiny = np.float32(2.0**-126)
-    problem = random_problem(rng, *LEVELS, bs=3, channels=35, queries=20, points=4)
+    problem = random_problem(rng, *LEVELS, bs=12, channels=35, queries=20, points=4)
     problems = [
         problem,
         problem._replace(value=problem.value * tiny),
         problem._replace(grad_output=problem.grad_output * tiny),
         problem._replace(attention_weights=problem.attention_weights * tiny),
-        random_problem(rng, *LEVELS, bs=3, queries=20, dtypes=("float16", "float64", "float16", "float64")),
+        random_problem(rng, *LEVELS, bs=12, queries=20, dtypes=("float16", "float64", "float16", "float64")),
     ]
     expected = [results(each, reference) for each in problems]
 
     def compute():
+        alone = [results(each, num_threads=1) for each in problems]
         computed = [results(each, num_threads=3) for each in problems]
-        return computed, threads.last_team()
+        assert threads.last_team() == (3 if threads._system.openmp() else 1)
+        return alone + computed
 
     runs = [compute()] if order == "after" else []
     mode.switch_on(name)
@@ -347,9 +349,8 @@ def check_mode(name, order):
         assert sorted(modes_of_team(3)) == sorted([usual, *[odd if order == "before" else usual] * 2])
     runs.append(compute())
     assert mode.get() == usual
-    for computed, team in runs:
-        assert team == (3 if threads._system.openmp() else 1)
-        for k, (each, right) in enumerate(zip(computed, expected, strict=True)):
+    for computed in runs:
+        for k, (each, right) in enumerate(zip(computed, expected * 2, strict=True)):
             assert_same(each, right, k)
 
 

@@ -451,6 +451,9 @@ EVERY_ALLOCATION = """
 """
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="from 3.13 on, Python itself crashes where a function finds no memory"
+)
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_single_allocation_may_fail(count):
     """Each of the interpreter's allocations in turn, alone or with the next two."""

@@ -15,6 +15,7 @@ depends on the number of threads: the choices below change speed and memory, nev
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,84 +56,43 @@ def work(inputs: Inputs) -> int:
 
 def forward(inputs: Inputs, threads: int) -> Plan:
     """Plan a forward pass, or a backward pass without the gradient of value."""
-    packed = _often_touched(inputs) or not _usable_in_place(inputs.value, inputs)
-    units = inputs.value.shape[0] * inputs.value.shape[2]
-    num_queries = inputs.sampling_locations.shape[1]
-    chunks = 1
-    if units % threads and 0 < units < ITEMS_PER_THREAD * threads:
-        chunks = min(-(-ITEMS_PER_THREAD * threads // units), max(1, num_queries))
-    return _plan(inputs, threads, units, chunks, True, packed, False, _one_part(inputs))
+    return _forward(_shape_of(inputs), _usable_in_place(inputs.value, inputs), threads)
 
 
 def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Plan:
     """Plan a backward pass with the gradient of value; `out_value` is the caller's array for it, if any."""
-    blocks = max(1, len(query_blocks(inputs.sampling_locations.shape[1])))
-    # The private sum of a block can be the caller's array only where there is one block.
-    packed = (
-        blocks > 1
-        or _often_touched(inputs)
-        or not _usable_in_place(inputs.value, inputs)
-        or (out_value is not None and not _usable_in_place(out_value, inputs))
+    in_place = _usable_in_place(inputs.value, inputs)
+    if out_value is not None:
+        in_place = in_place and _usable_in_place(out_value, inputs)
+    blocks = len(query_blocks(inputs.sampling_locations.shape[1]))
+    return _backward(_shape_of(inputs), in_place, threads, max(1, blocks), out_value is not None)
+
+
+class _Shape(NamedTuple):
+    """All of a call that a plan depends on, as a key of the plans already made."""
+
+    value: tuple[int, ...]
+    weights: tuple[int, ...]
+    levels: bytes
+    is_double: bool
+
+    @property
+    def units(self) -> int:
+        return self.value[0] * self.value[2]
+
+    @property
+    def often_touched(self) -> bool:
+        _, num_queries, _, num_levels, num_points = self.weights
+        return 4 * num_queries * num_levels * num_points > TOUCHES_TO_PACK * self.value[1]
+
+
+def _shape_of(inputs: Inputs) -> _Shape:
+    return _Shape(
+        inputs.value.shape,
+        inputs.attention_weights.shape,
+        inputs.levels.tobytes(),
+        inputs.compute.itemsize == 8,
     )
-    units = inputs.value.shape[0] * inputs.value.shape[2]
-    parts, apart = _one_part(inputs), False
-    if threads > units > 0:
-        parts, apart = _cut_finer(inputs, threads, units, blocks)
-    return _plan(inputs, threads, units * len(parts), blocks, apart, packed, out_value is not None, parts)
-
-
-class _Part(NamedTuple):
-    levels: list[int]  # ascending
-    begin: int  # rows of value
-    end: int
-
-
-def _one_part(inputs: Inputs) -> list[_Part]:
-    return [_Part(list(range(len(inputs.levels))), 0, inputs.value.shape[1])]
-
-
-def _level_parts(inputs: Inputs) -> list[_Part]:
-    """Part the levels as finely as overlaps allow. Together the parts own all rows, gaps too."""
-    parts: list[_Part] = []
-    without_rows: list[int] = []
-    end = 0
-    levels = inputs.levels.tolist()
-    for level in sorted(range(len(levels)), key=lambda level: levels[level][2]):
-        height, width, start = levels[level]
-        if height * width == 0:
-            without_rows.append(level)
-            continue
-        if start < end:
-            parts[-1].levels.append(level)
-        else:
-            parts.append(_Part([level], start, start))
-        end = max(end, start + height * width)
-    if not parts:
-        return _one_part(inputs)
-    parts[0].levels.extend(without_rows)
-    begins = [0, *(part.begin for part in parts[1:])]
-    ends = [*begins[1:], inputs.value.shape[1]]
-    return [
-        _Part(sorted(part.levels), begin, end) for part, begin, end in zip(parts, begins, ends, strict=True)
-    ]
-
-
-def _cut_finer(inputs: Inputs, threads: int, units: int, blocks: int) -> tuple[list[_Part], bool]:
-    """Choose parts, and whether blocks are apart, for more threads than units: what is done soonest."""
-    choices = []
-    for parts in (_one_part(inputs), _level_parts(inputs)):
-        for apart in (False, True):
-            items = units * len(parts) * (blocks if apart else 1)
-            cost = (1 if apart else blocks) * (PART_COST if len(parts) > 1 else 1) / len(parts)
-            choices.append((-(-items // threads) * cost, len(choices), parts, apart))
-    _, _, parts, apart = min(choices)
-    return parts, apart
-
-
-def _often_touched(inputs: Inputs) -> bool:
-    _, num_keys, _, _ = inputs.value.shape
-    _, num_queries, _, num_levels, num_points = inputs.attention_weights.shape
-    return 4 * num_queries * num_levels * num_points > TOUCHES_TO_PACK * num_keys
 
 
 def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
@@ -145,22 +105,91 @@ def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
     )
 
 
+# Planning takes as long as the work of a very small call; programs make the same calls over and over.
+
+
+@functools.lru_cache(maxsize=64)
+def _forward(shape: _Shape, in_place: bool, threads: int) -> Plan:
+    chunks = 1
+    if shape.units % threads and 0 < shape.units < ITEMS_PER_THREAD * threads:
+        chunks = min(-(-ITEMS_PER_THREAD * threads // shape.units), max(1, shape.weights[1]))
+    packed = shape.often_touched or not in_place
+    return _plan(shape, threads, chunks, True, packed, False, _one_part(shape))
+
+
+@functools.lru_cache(maxsize=64)
+def _backward(shape: _Shape, in_place: bool, threads: int, blocks: int, clear: bool) -> Plan:
+    # The private sum of a block can be the caller's array only where there is one block.
+    packed = blocks > 1 or shape.often_touched or not in_place
+    parts, apart = _one_part(shape), False
+    if threads > shape.units > 0:
+        parts, apart = _cut_finer(shape, threads, blocks)
+    return _plan(shape, threads, blocks, apart, packed, clear, parts)
+
+
+class _Part(NamedTuple):
+    levels: list[int]  # ascending
+    begin: int  # rows of value
+    end: int
+
+
+def _one_part(shape: _Shape) -> list[_Part]:
+    return [_Part(list(range(shape.weights[3])), 0, shape.value[1])]
+
+
+def _level_parts(shape: _Shape) -> list[_Part]:
+    """Part the levels as finely as overlaps allow. Together the parts own all rows, gaps too."""
+    parts: list[_Part] = []
+    without_rows: list[int] = []
+    end = 0
+    levels = np.frombuffer(shape.levels, np.int64).reshape(-1, 3).tolist()
+    for level in sorted(range(len(levels)), key=lambda level: levels[level][2]):
+        height, width, start = levels[level]
+        if height * width == 0:
+            without_rows.append(level)
+            continue
+        if start < end:
+            parts[-1].levels.append(level)
+        else:
+            parts.append(_Part([level], start, start))
+        end = max(end, start + height * width)
+    if not parts:
+        return _one_part(shape)
+    parts[0].levels.extend(without_rows)
+    begins = [0, *(part.begin for part in parts[1:])]
+    ends = [*begins[1:], shape.value[1]]
+    return [
+        _Part(sorted(part.levels), begin, end) for part, begin, end in zip(parts, begins, ends, strict=True)
+    ]
+
+
+def _cut_finer(shape: _Shape, threads: int, blocks: int) -> tuple[list[_Part], bool]:
+    """Choose parts, and whether blocks are apart, for more threads than units: what is done soonest."""
+    choices = []
+    for parts in (_one_part(shape), _level_parts(shape)):
+        for apart in (False, True):
+            items = shape.units * len(parts) * (blocks if apart else 1)
+            cost = (1 if apart else blocks) * (PART_COST if len(parts) > 1 else 1) / len(parts)
+            choices.append((-(-items // threads) * cost, len(choices), parts, apart))
+    _, _, parts, apart = min(choices)
+    return parts, apart
+
+
 def _plan(
-    inputs: Inputs,
+    shape: _Shape,
     threads: int,
-    units: int,
     chunks: int,
     chunks_apart: bool,
     packed: bool,
     clear_grad_value: bool,
     parts: list[_Part],
 ) -> Plan:
-    items = units * (chunks if chunks_apart else 1)
+    items = shape.units * len(parts) * (chunks if chunks_apart else 1)
     begins = [0]
     for part in parts:
         begins.append(begins[-1] + len(part.levels))
     return Plan(
-        is_double=inputs.compute.itemsize == 8,
+        is_double=shape.is_double,
         threads=max(1, min(threads, items)),
         items=items,
         chunks=chunks,

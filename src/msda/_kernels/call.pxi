@@ -109,7 +109,7 @@ cdef class Call:
     cdef Py_ssize_t real_size, padded_channels, row_bytes
     cdef Py_ssize_t most_samples, most_rows, tile_queries
     cdef Py_ssize_t value_step, grad_step                     # bytes from a row of the unit to the next
-    cdef Py_ssize_t fetched_bytes                             # of a row, ahead of its use
+    cdef Py_ssize_t fetched_bytes                             # of a row, ahead of its use; 0: none
     cdef Py_ssize_t slot_bytes
 
     cdef Slot* slots
@@ -172,7 +172,8 @@ cdef class Call:
         else:
             self.value_step = self.value.strides[1]
             self.grad_step = self.grad_value.strides[1] if self.want_value else 0
-        self.fetched_bytes = min(self.value_step if self.packed else self.row_bytes, MOST_BYTES_OF_A_ROW)
+        if self.most_rows * abs(self.value_step) > FITS_THE_CACHE:
+            self.fetched_bytes = min(self.value_step if self.packed else self.row_bytes, MOST_BYTES_OF_A_ROW)
         self.slot_bytes = <Py_ssize_t>self.lay_out(NULL, NULL)
 
     @property

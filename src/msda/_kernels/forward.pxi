@@ -3,20 +3,22 @@
 cdef extern from "rows.h" nogil:
     int MSDA_VECTOR_BYTES
     int MSDA_BLOCK
+    int MSDA_SMALL_BLOCK
     ctypedef struct msda_block_f32:
         pass
     ctypedef struct msda_block_f64:
         pass
-    void msda_clear_block_f32(msda_block_f32* sum)
-    void msda_clear_block_f64(msda_block_f64* sum)
-    void msda_add_block_f32(msda_block_f32* sum, const msda_block_f32* other)
-    void msda_add_block_f64(msda_block_f64* sum, const msda_block_f64* other)
-    void msda_store_block_f32(float* to, const msda_block_f32* sum)
-    void msda_store_block_f64(double* to, const msda_block_f64* sum)
+    void msda_clear_block_f32(msda_block_f32* sum, Py_ssize_t n)
+    void msda_clear_block_f64(msda_block_f64* sum, Py_ssize_t n)
+    void msda_add_block_f32(msda_block_f32* sum, const msda_block_f32* other, Py_ssize_t n)
+    void msda_add_block_f64(msda_block_f64* sum, const msda_block_f64* other, Py_ssize_t n)
+    void msda_store_block_f32(float* to, const msda_block_f32* sum, Py_ssize_t n)
+    void msda_store_block_f64(double* to, const msda_block_f64* sum, Py_ssize_t n)
     void msda_add_sample_to_block_f32(msda_block_f32* sum, const float* v00, const float* v01, const float* v10,
-                                      const float* v11, float dx, float dy, float weight)
+                                      const float* v11, float dx, float dy, float weight, Py_ssize_t n)
     void msda_add_sample_to_block_f64(msda_block_f64* sum, const double* v00, const double* v01,
-                                      const double* v10, const double* v11, double dx, double dy, double weight)
+                                      const double* v10, const double* v11, double dx, double dy, double weight,
+                                      Py_ssize_t n)
     void msda_add_sample_f32(float* sum, const float* v00, const float* v01, const float* v10, const float* v11,
                              float dx, float dy, float weight, Py_ssize_t n)
     void msda_add_sample_f64(double* sum, const double* v00, const double* v01, const double* v10,
@@ -31,10 +33,9 @@ cdef inline Rows sampled_rows(Call call, const Slot* slot, Py_ssize_t i, Py_ssiz
                        slot.outside_value + channel * call.real_size)
 
 
-cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t last,
-                    Py_ssize_t channel, real* output) noexcept nogil:
-    # The samples of one query, which are those from i on of the tile of `last` samples: MSDA_BLOCK channels of
-    # its output.
+cdef inline void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t last,
+                           Py_ssize_t channel, Py_ssize_t n, real* output) noexcept nogil:
+    # The samples of one query, which are those from i on of the tile of `last` samples: n channels of its output.
     cdef msda_block_f32 total_f32, level_f32
     cdef msda_block_f64 total_f64, level_f64
     cdef const real* dx = <const real*>slot.dx
@@ -43,15 +44,15 @@ cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t sample
     cdef Py_ssize_t s = 0, end_of_level
     cdef Rows v
     if real is float:
-        msda_clear_block_f32(&total_f32)
+        msda_clear_block_f32(&total_f32, n)
     else:
-        msda_clear_block_f64(&total_f64)
+        msda_clear_block_f64(&total_f64, n)
     while s < samples:
         end_of_level = s + call.points
         if real is float:
-            msda_clear_block_f32(&level_f32)
+            msda_clear_block_f32(&level_f32, n)
         else:
-            msda_clear_block_f64(&level_f64)
+            msda_clear_block_f64(&level_f64, n)
         while s < end_of_level:
             if i + SAMPLES_AHEAD < last and channel == 0:
                 prefetch_sample(call, slot, i + SAMPLES_AHEAD, s + SAMPLES_AHEAD)
@@ -60,21 +61,21 @@ cdef void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t sample
                 if real is float:
                     msda_add_sample_to_block_f32(
                         &level_f32, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
-                        <real*>v.corner_11, dx[i], dy[i], weight[i])
+                        <real*>v.corner_11, dx[i], dy[i], weight[i], n)
                 else:
                     msda_add_sample_to_block_f64(
                         &level_f64, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
-                        <real*>v.corner_11, dx[i], dy[i], weight[i])
+                        <real*>v.corner_11, dx[i], dy[i], weight[i], n)
             i += 1
             s += 1
         if real is float:
-            msda_add_block_f32(&total_f32, &level_f32)
+            msda_add_block_f32(&total_f32, &level_f32, n)
         else:
-            msda_add_block_f64(&total_f64, &level_f64)
+            msda_add_block_f64(&total_f64, &level_f64, n)
     if real is float:
-        msda_store_block_f32(output + channel, &total_f32)
+        msda_store_block_f32(output + channel, &total_f32, n)
     else:
-        msda_store_block_f64(output + channel, &total_f64)
+        msda_store_block_f64(output + channel, &total_f64, n)
 
 
 cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t channel,
@@ -121,8 +122,15 @@ cdef void forward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_
             prefetch_query(call, part, b, h, first_query + q + call.tile_queries)
         channel = 0
         while channel + MSDA_BLOCK <= row_channels:
-            sum_block(call, slot, q * samples, samples, count * samples, channel, output)
+            sum_block(call, slot, q * samples, samples, count * samples, channel, MSDA_BLOCK, output)
             channel += MSDA_BLOCK
+        while channel + MSDA_SMALL_BLOCK <= row_channels:
+            if channel + 2 * MSDA_SMALL_BLOCK <= row_channels:
+                sum_block(call, slot, q * samples, samples, count * samples, channel, 2 * MSDA_SMALL_BLOCK, output)
+                channel += 2 * MSDA_SMALL_BLOCK
+            else:
+                sum_block(call, slot, q * samples, samples, count * samples, channel, MSDA_SMALL_BLOCK, output)
+                channel += MSDA_SMALL_BLOCK
         if channel < row_channels:
             sum_rest(call, slot, q * samples, samples, channel, row_channels - channel, output)
         store_strip(<const real*>output, call.channels, call.output_code,

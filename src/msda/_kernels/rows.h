@@ -20,6 +20,11 @@
 #define MSDA_LANE_BYTES 64 /* the lanes of a dot product: 16 float or 8 double */
 
 #define MSDA_BLOCK 32      /* channels whose sums are held in registers */
+#define MSDA_SMALL_BLOCK 8
+#if MSDA_VECTOR_BYTES == 64
+#undef MSDA_SMALL_BLOCK
+#define MSDA_SMALL_BLOCK 16
+#endif
 
 /* Without it gcc keeps the sums of an outer loop in memory. */
 #if defined(__clang__)

@@ -167,42 +167,46 @@ MSDA_INLINE void NAME(msda_add_sample)(REAL *sum, const REAL *v00, const REAL *v
     }
 }
 
-/* The same for MSDA_BLOCK channels, whose sums stay in registers from sample to sample. */
+/* The same for a block of channels, up to MSDA_BLOCK and a multiple of MSDA_SMALL_BLOCK, whose sums stay in
+ * registers from sample to sample where the compiler knows n. */
 typedef struct { VEC part[MSDA_BLOCK / WIDTH]; } NAME(msda_block);
 
-MSDA_INLINE void NAME(msda_clear_block)(NAME(msda_block) *sum)
+MSDA_INLINE void NAME(msda_clear_block)(NAME(msda_block) *sum, ptrdiff_t n)
 {
-    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) sum->part[i] = (VEC){0};
+    for (ptrdiff_t i = 0; i < n / WIDTH; i++) sum->part[i] = (VEC){0};
 }
 
-MSDA_INLINE void NAME(msda_add_block)(NAME(msda_block) *sum, const NAME(msda_block) *other)
+MSDA_INLINE void NAME(msda_add_block)(NAME(msda_block) *sum, const NAME(msda_block) *other, ptrdiff_t n)
 {
-    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) sum->part[i] += other->part[i];
+    for (ptrdiff_t i = 0; i < n / WIDTH; i++) sum->part[i] += other->part[i];
 }
 
-MSDA_INLINE void NAME(msda_store_block)(REAL *to, const NAME(msda_block) *sum)
+MSDA_INLINE void NAME(msda_store_block)(REAL *to, const NAME(msda_block) *sum, ptrdiff_t n)
 {
-    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) NAME(store)(to + i * WIDTH, sum->part[i]);
+    for (ptrdiff_t i = 0; i < n / WIDTH; i++) NAME(store)(to + i * WIDTH, sum->part[i]);
 }
 
 MSDA_INLINE void NAME(msda_add_sample_to_block)(NAME(msda_block) *sum, const REAL *v00, const REAL *v01,
-                                                const REAL *v10, const REAL *v11, REAL dx, REAL dy, REAL weight)
+                                                const REAL *v10, const REAL *v11, REAL dx, REAL dy,
+                                                REAL weight, ptrdiff_t n)
 {
-    for (int i = 0; i < MSDA_BLOCK / WIDTH; i++) {
-        int c = i * WIDTH;
+    for (ptrdiff_t i = 0; i < n / WIDTH; i++) {
+        ptrdiff_t c = i * WIDTH;
         NAME(msda_sampled) r = NAME(interpolate)(NAME(load)(v00 + c), NAME(load)(v01 + c),
                                                  NAME(load)(v10 + c), NAME(load)(v11 + c), dx, dy);
         sum->part[i] += weight * r.sample;
     }
 }
 
-/* The same with the usual channel count known to the compiler, which then unrolls. */
+/* The usual channel counts, known to the compiler, which then unrolls. */
 MSDA_INLINE void NAME(msda_dots)(const REAL *v00, const REAL *v01, const REAL *v10, const REAL *v11,
                                  const REAL *g, REAL dx, REAL dy, ptrdiff_t n,
                                  REAL *by_weight, REAL *by_x, REAL *by_y)
 {
     if (n == 32)
         NAME(dots_of_n)(v00, v01, v10, v11, g, dx, dy, 32, by_weight, by_x, by_y);
+    else if (n == 16)
+        NAME(dots_of_n)(v00, v01, v10, v11, g, dx, dy, 16, by_weight, by_x, by_y);
     else
         NAME(dots_of_n)(v00, v01, v10, v11, g, dx, dy, n, by_weight, by_x, by_y);
 }
@@ -212,6 +216,8 @@ MSDA_INLINE void NAME(msda_scatter)(REAL *d00, REAL *d01, REAL *d10, REAL *d11, 
 {
     if (n == 32)
         NAME(scatter_n)(d00, d01, d10, d11, g, w00, w01, w10, w11, 32);
+    else if (n == 16)
+        NAME(scatter_n)(d00, d01, d10, d11, g, w00, w01, w10, w11, 16);
     else
         NAME(scatter_n)(d00, d01, d10, d11, g, w00, w01, w10, w11, n);
 }
