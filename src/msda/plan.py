@@ -27,6 +27,9 @@ from msda.reference import query_blocks
 #: How often a row must be touched, on average, before packing the rows pays (docs/performance.md).
 TOUCHES_TO_PACK = 8
 
+#: What is smaller stays in the caches as it is.
+ELEMENTS_TO_PACK = 1 << 17
+
 #: The work of all parts of a unit, compared with that of the unit in one.
 PART_COST = 1.6
 
@@ -81,9 +84,12 @@ class _Shape(NamedTuple):
         return self.value[0] * self.value[2]
 
     @property
-    def often_touched(self) -> bool:
+    def worth_packing(self) -> bool:
+        _, num_keys, num_heads, channels = self.value
         _, num_queries, _, num_levels, num_points = self.weights
-        return 4 * num_queries * num_levels * num_points > TOUCHES_TO_PACK * self.value[1]
+        touches = 4 * num_queries * num_levels * num_points
+        elements = num_keys * num_heads * channels
+        return elements > ELEMENTS_TO_PACK and touches > TOUCHES_TO_PACK * num_keys
 
 
 def _shape_of(inputs: Inputs) -> _Shape:
@@ -113,14 +119,14 @@ def _forward(shape: _Shape, in_place: bool, threads: int) -> Plan:
     chunks = 1
     if shape.units % threads and 0 < shape.units < ITEMS_PER_THREAD * threads:
         chunks = min(-(-ITEMS_PER_THREAD * threads // shape.units), max(1, shape.weights[1]))
-    packed = shape.often_touched or not in_place
+    packed = shape.worth_packing or not in_place
     return _plan(shape, threads, chunks, True, packed, False, _one_part(shape))
 
 
 @functools.lru_cache(maxsize=64)
 def _backward(shape: _Shape, in_place: bool, threads: int, blocks: int, clear: bool) -> Plan:
     # The private sum of a block can be the caller's array only where there is one block.
-    packed = blocks > 1 or shape.often_touched or not in_place
+    packed = blocks > 1 or shape.worth_packing or not in_place
     parts, apart = _one_part(shape), False
     if threads > shape.units > 0:
         parts, apart = _cut_finer(shape, threads, blocks)

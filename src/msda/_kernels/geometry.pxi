@@ -19,23 +19,28 @@ cdef extern from "positions.h" nogil:
 
 cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept nogil:
     # Spreads what is known of the part's levels over the samples of a query, and of a tile of queries.
-    cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
-    cdef Py_ssize_t i, sample, level
+    cdef Py_ssize_t i = 0, query, k, point, level, samples
     cdef int64_t height, width
-    for i in range(samples * call.tile_queries):
-        sample = i % samples
-        level = call.part_levels[call.part_begin[part] + sample // call.points]
-        height, width = call.levels[level, 0], call.levels[level, 1]
-        # No position is inside a level without pixels: every comparison with NaN is false.
-        slot.height[i] = <double>height if height > 0 and width > 0 else NAN
-        slot.width[i] = <double>width if height > 0 and width > 0 else NAN
-        slot.first_row[i] = <double>(call.levels[level, 2] - call.part_rows[part, 0])
-        (<real*>slot.height_rounded)[i] = <real>height
-        (<real*>slot.width_rounded)[i] = <real>width
-    for i in range(samples + SAMPLES_AHEAD if samples else 0):
-        level = call.part_levels[call.part_begin[part] + i % samples // call.points]
-        slot.value_below[i] = call.levels[level, 1] * call.value_step
-        slot.grad_below[i] = call.levels[level, 1] * call.grad_step
+    for query in range(call.tile_queries):
+        for k in range(call.part_begin[part], call.part_begin[part + 1]):
+            level = call.part_levels[k]
+            height, width = call.levels[level, 0], call.levels[level, 1]
+            for point in range(call.points):
+                # No position is inside a level without pixels: every comparison with NaN is false.
+                slot.height[i] = <double>height if height > 0 and width > 0 else NAN
+                slot.width[i] = <double>width if height > 0 and width > 0 else NAN
+                slot.first_row[i] = <double>(call.levels[level, 2] - call.part_rows[part, 0])
+                (<real*>slot.height_rounded)[i] = <real>height
+                (<real*>slot.width_rounded)[i] = <real>width
+                if query == 0:
+                    slot.value_below[i] = width * call.value_step
+                    slot.grad_below[i] = width * call.grad_step
+                i += 1
+    samples = i // call.tile_queries
+    if samples > 0:
+        for i in range(SAMPLES_AHEAD):
+            slot.value_below[samples + i] = slot.value_below[i % samples]
+            slot.grad_below[samples + i] = slot.grad_below[i % samples]
 
 
 cdef void load_samples(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
