@@ -34,7 +34,6 @@ GRADIENT_NAMES = ("value", "sampling_locations", "attention_weights")
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
 _NAME_BY_NUM = {np.dtype(name).num: name for name in FLOAT_NAMES if name != "bfloat16"}
-_FLOAT_LIST = ", ".join(FLOAT_NAMES[:-1]) + " or " + FLOAT_NAMES[-1]
 
 _INT64_MAX = 2**63 - 1
 
@@ -45,13 +44,21 @@ _OVERLAP_WORK: Any = 1_000_000  # the type stubs know 0 and -1 only
 _GRADIENT_LIST = "the gradients of " + ", ".join(GRADIENT_NAMES)
 _GRADIENT_LABELS = tuple(f"out[{k}] (the gradient of {name})" for k, name in enumerate(GRADIENT_NAMES))
 
-_AXES = {
+AXES = {
     "value": ("bs", "num_keys", "num_heads", "channels"),
     "spatial_shapes": ("num_levels", "2"),
     "level_start_index": ("num_levels",),
     "sampling_locations": ("bs", "num_queries", "num_heads", "num_levels", "num_points", "2"),
     "attention_weights": ("bs", "num_queries", "num_heads", "num_levels", "num_points"),
     "grad_output": ("bs", "num_queries", "num_heads*channels"),
+}
+# msda.aclnn calls the same arrays by the operator's names.
+AXES |= {
+    "spatialShape": AXES["spatial_shapes"],
+    "levelStartIndex": AXES["level_start_index"],
+    "location": AXES["sampling_locations"],
+    "attnWeight": AXES["attention_weights"],
+    "gradOutput": AXES["grad_output"],
 }
 
 
@@ -95,6 +102,11 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
     return name
 
 
+def listed(names: tuple[str, ...]) -> str:
+    """Write out alternatives: a, b or c."""
+    return ", ".join(names[:-1]) + " or " + names[-1]
+
+
 def forward_inputs(
     value: Any,
     spatial_shapes: Any,
@@ -128,16 +140,23 @@ def backward_inputs(
     bs, _, num_heads, channels = value.shape
     num_queries = locations.shape[1]
     if grad.shape != (bs, num_queries, num_heads * channels):
-        _same_length("grad_output", grad.shape, 0, "value", bs)
-        _same_length("grad_output", grad.shape, 1, "sampling_locations", num_queries)
-        raise ValueError(
-            f"grad_output has shape {grad.shape}: its last axis is {grad.shape[2]}, but num_heads*channels "
-            f"of value is {num_heads}*{channels} = {num_heads * channels}"
-        )
-    # Parting an axis in two never needs a copy.
-    grad = grad.reshape(bs, num_queries, num_heads, channels)
+        same_length("grad_output", grad.shape, 0, "value", bs)
+        same_length("grad_output", grad.shape, 1, "sampling_locations", num_queries)
+    grad = parted_into_heads("grad_output", grad, num_heads, channels)
     compute = _compute(value, locations, weights, grad)
     return Inputs(value, levels, locations, weights, grad, compute, level_arrays)
+
+
+def parted_into_heads(name: str, grad: NDArray[Any], num_heads: int, channels: int) -> NDArray[Any]:
+    """Return a view of grad_output as (bs, num_queries, num_heads, channels)."""
+    bs, num_queries, width = grad.shape
+    if width != num_heads * channels:
+        raise ValueError(
+            f"{name} has shape {grad.shape}: its last axis is {width}, but num_heads*channels of value is "
+            f"{num_heads}*{channels} = {num_heads * channels}"
+        )
+    # This never needs a copy.
+    return grad.reshape(bs, num_queries, num_heads, channels)
 
 
 def check_wrt(wrt: Any) -> tuple[bool, bool, bool]:
@@ -149,13 +168,13 @@ def check_wrt(wrt: Any) -> tuple[bool, bool, bool]:
     if wrt is GRADIENT_NAMES:
         return (True, True, True)
     if not isinstance(wrt, (str, tuple, list, set, frozenset)):
-        raise TypeError(f"wrt must be a tuple of names out of {GRADIENT_NAMES}, got {_described(wrt)}")
+        raise TypeError(f"wrt must be a tuple of names out of {GRADIENT_NAMES}, got {described(wrt)}")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"wrt must hold names out of {GRADIENT_NAMES}, got {_described(name)} in it")
+            raise TypeError(f"wrt must hold names out of {GRADIENT_NAMES}, got {described(name)} in it")
         if name not in GRADIENT_NAMES:
-            raise ValueError(f"wrt must hold names out of {GRADIENT_NAMES}, got {_described(name)}")
+            raise ValueError(f"wrt must hold names out of {GRADIENT_NAMES}, got {described(name)}")
     return ("value" in names, "sampling_locations" in names, "attention_weights" in names)
 
 
@@ -180,14 +199,14 @@ def backward_out(
     """
     if not isinstance(out, (tuple, list)):
         raise TypeError(
-            f"out must be a tuple of three arrays (or None), for {_GRADIENT_LIST}, got {_described(out)}"
+            f"out must be a tuple of three arrays (or None), for {_GRADIENT_LIST}, got {described(out)}"
         )
     entries = tuple(out)
     if len(entries) != 3:
         raise ValueError(f"out must have three entries, for {_GRADIENT_LIST}, got {len(entries)}")
     for label, name, entry, wants in zip(_GRADIENT_LABELS, GRADIENT_NAMES, entries, wanted, strict=True):
         if entry is not None and not wants:
-            raise ValueError(f"{label} must be None, since wrt leaves {name} out, got {_described(entry)}")
+            raise ValueError(f"{label} must be None, since wrt leaves {name} out, got {described(entry)}")
     others = _input_arrays(inputs)
     arrays: list[NDArray[Any] | None] = []
     for label, name, entry in zip(_GRADIENT_LABELS, GRADIENT_NAMES, entries, strict=True):
@@ -212,9 +231,9 @@ def _shared_inputs(
 ) -> tuple[Any, ...]:
     """Check what forward and backward have in common."""
     if not isinstance(coordinate_order, str):
-        raise TypeError(f"coordinate_order must be 'xy' or 'yx', got {_described(coordinate_order)}")
+        raise TypeError(f"coordinate_order must be 'xy' or 'yx', got {described(coordinate_order)}")
     if coordinate_order != "xy" and coordinate_order != "yx":
-        raise ValueError(f"coordinate_order must be 'xy' or 'yx', got {_described(coordinate_order)}")
+        raise ValueError(f"coordinate_order must be 'xy' or 'yx', got {described(coordinate_order)}")
 
     value = _float_array("value", value)
     sizes, sizes_array = _integers("spatial_shapes", spatial_shapes)
@@ -227,24 +246,24 @@ def _shared_inputs(
     bs, num_keys, num_heads, _ = value.shape
     num_levels = len(sizes)
     if starts is not None and len(starts) != num_levels:
-        _same_length("level_start_index", (len(starts),), 0, "spatial_shapes", num_levels)
+        same_length("level_start_index", (len(starts),), 0, "spatial_shapes", num_levels)
     shape = locations.shape
     num_queries, num_points = shape[1], shape[4]
     if shape != (bs, num_queries, num_heads, num_levels, num_points, 2):
-        _same_length("sampling_locations", shape, 0, "value", bs)
-        _same_length("sampling_locations", shape, 2, "value", num_heads)
-        _same_length("sampling_locations", shape, 3, "spatial_shapes", num_levels)
+        same_length("sampling_locations", shape, 0, "value", bs)
+        same_length("sampling_locations", shape, 2, "value", num_heads)
+        same_length("sampling_locations", shape, 3, "spatial_shapes", num_levels)
         raise ValueError(
             f"sampling_locations has shape {shape}: its last axis must hold 2 coordinates, got {shape[5]}"
         )
     if weights.shape != shape[:5]:
-        _same_length("attention_weights", weights.shape, 0, "value", bs)
-        _same_length("attention_weights", weights.shape, 1, "sampling_locations", num_queries)
-        _same_length("attention_weights", weights.shape, 2, "value", num_heads)
-        _same_length("attention_weights", weights.shape, 3, "spatial_shapes", num_levels)
-        _same_length("attention_weights", weights.shape, 4, "sampling_locations", num_points)
+        same_length("attention_weights", weights.shape, 0, "value", bs)
+        same_length("attention_weights", weights.shape, 1, "sampling_locations", num_queries)
+        same_length("attention_weights", weights.shape, 2, "value", num_heads)
+        same_length("attention_weights", weights.shape, 3, "spatial_shapes", num_levels)
+        same_length("attention_weights", weights.shape, 4, "sampling_locations", num_points)
 
-    levels = _levels(sizes, starts, num_keys)
+    levels = gather_levels(sizes, starts, num_keys)
     if coordinate_order == "yx":
         locations = locations[..., ::-1]
     return value, levels, locations, weights, (sizes_array, starts_array)
@@ -257,11 +276,11 @@ def _compute(*arrays: NDArray[Any]) -> np.dtype[Any]:
     return _FLOAT32
 
 
-def _same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expected: int) -> None:
+def same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expected: int) -> None:
     """Raise unless an axis is as long as the axis of the same name of another argument."""
     if shape[axis] != expected:
         raise ValueError(
-            f"{name} has shape {shape}: its {_AXES[name][axis]} (axis {axis}) is {shape[axis]}, "
+            f"{name} has shape {shape}: its {AXES[name][axis]} (axis {axis}) is {shape[axis]}, "
             f"but that of {other} is {expected}"
         )
 
@@ -271,11 +290,11 @@ def _same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expec
 
 def _float_array(name: str, given: Any) -> NDArray[Any]:
     """Read a float argument, without a copy where it lies in memory that NumPy can see."""
-    array = given.view() if type(given) is np.ndarray else _provided(name, given)
+    array = given.view() if type(given) is np.ndarray else provided(name, given)
     if array.dtype.num not in _NAME_BY_NUM and dtype_name(array.dtype) is None:
-        _refuse_dtype(name, given, array, f"a {_FLOAT_LIST} array")
-    if array.ndim != len(_AXES[name]):
-        _refuse_rank(name, array.shape)
+        refuse_dtype(name, given, array, f"a {listed(FLOAT_NAMES)} array")
+    if array.ndim != len(AXES[name]):
+        refuse_rank(name, array.shape)
     return array
 
 
@@ -285,16 +304,16 @@ def _integers(name: str, given: Any) -> tuple[list[Any], NDArray[Any] | None]:
     if listed:
         # As objects, since the dtypes that NumPy finds for a list lose what we must see: 2**63 beside -1 is
         # float64, True beside 2 is int64, and no numbers at all are float64.
-        array = _provided(name, given, dtype=object)
+        array = provided(name, given, dtype=object)
     else:
-        array = given.view() if type(given) is np.ndarray else _provided(name, given)
+        array = given.view() if type(given) is np.ndarray else provided(name, given)
         if array.dtype.kind not in "iu":
-            _refuse_dtype(name, given, array, "an integer array")
+            refuse_dtype(name, given, array, "an integer array")
     shape = array.shape
     if listed and shape == (0,):
         return [], None
-    if len(shape) != len(_AXES[name]):
-        _refuse_rank(name, shape)
+    if len(shape) != len(AXES[name]):
+        refuse_rank(name, shape)
     if shape[1:] not in ((), (2,)):
         raise ValueError(f"{name} must have shape (num_levels, 2), rows of (H, W), got shape {shape}")
     numbers = array.tolist()
@@ -312,41 +331,47 @@ def _integer(name: str, item: Any) -> int:
     except Exception:
         number = None
     if number is None:
-        raise TypeError(f"{name} must hold integers, got {_described(item)} in it")
+        raise TypeError(f"{name} must hold integers, got {described(item)} in it")
     if number.bit_length() > 64:
         raise ValueError(f"{name} must hold 64-bit integers, got one of {number.bit_length()} bits")
     return number
 
 
-def _levels(sizes: list[list[int]], starts: list[int] | None, num_keys: int) -> NDArray[np.int64]:
+def gather_levels(
+    sizes: list[list[int]],
+    starts: list[int] | None,
+    num_keys: int,
+    names: tuple[str, str] = ("spatial_shapes", "level_start_index"),
+) -> NDArray[np.int64]:
     """Check the numbers that say where each level lies, and gather them: height, width, start."""
+    sizes_name, starts_name = names
     gathered: list[int] = []
     total = 0
     for k, (height, width) in enumerate(sizes):
         if not (0 <= height <= _INT64_MAX and 0 <= width <= _INT64_MAX):
             raise ValueError(
-                f"spatial_shapes[{k}] is ({height}, {width}): height and width must be from 0 to {_INT64_MAX}"
+                f"{sizes_name}[{k}] is ({height}, {width}): height and width must be from 0 to {_INT64_MAX}"
             )
         area = height * width
         start = total if starts is None else starts[k]
         if starts is not None and not 0 <= start <= num_keys - area:
             if start < 0:
-                raise ValueError(f"level_start_index[{k}] is {start}: it must be 0 or more")
+                raise ValueError(f"{starts_name}[{k}] is {start}: it must be 0 or more")
             raise ValueError(
-                f"level {k} reaches beyond value: level_start_index[{k}] + H*W of spatial_shapes[{k}] is "
+                f"level {k} reaches beyond value: {starts_name}[{k}] + H*W of {sizes_name}[{k}] is "
                 f"{start} + {height}*{width} = {start + area}, but num_keys (axis 1 of value) is {num_keys}"
             )
         gathered.extend((height, width, start))
         total += area
     if starts is None and total != num_keys:
         raise ValueError(
-            "with level_start_index None, the H*W of spatial_shapes must add up to num_keys: they add up to "
+            f"with {starts_name} None, the H*W of {sizes_name} must add up to num_keys: they add up to "
             f"{total}, but num_keys (axis 1 of value) is {num_keys}"
         )
     return np.array(gathered, dtype=np.int64).reshape(-1, 3)
 
 
-def _provided(name: str, given: Any, dtype: Any = None) -> NDArray[Any]:
+def provided(name: str, given: Any, dtype: Any = None) -> NDArray[Any]:
     """Turn anything that NumPy can read into an array; what its provider raises becomes a TypeError."""
     try:
         if hasattr(given, "__dlpack__") and not hasattr(given, "__array__"):
@@ -362,7 +387,7 @@ def _provided(name: str, given: Any, dtype: Any = None) -> NDArray[Any]:
         raise
     except Exception as error:
         raise TypeError(
-            f"{name} must be an array, got {_described(given)}, which cannot be read as one "
+            f"{name} must be an array, got {described(given)}, which cannot be read as one "
             f"({type(error).__name__}: {error})"
         ) from error
     if masked:
@@ -372,21 +397,21 @@ def _provided(name: str, given: Any, dtype: Any = None) -> NDArray[Any]:
     return array.view()
 
 
-def _refuse_dtype(name: str, given: Any, array: NDArray[Any], expected: str) -> NoReturn:
+def refuse_dtype(name: str, given: Any, array: NDArray[Any], expected: str) -> NoReturn:
     if array.ndim == 0 and array.dtype.kind == "O":
-        raise TypeError(f"{name} must be {expected}, got {_described(given)}")
+        raise TypeError(f"{name} must be {expected}, got {described(given)}")
     advice = "; convert it first, with astype" if array.dtype.kind in "biuf" else ""
     raise TypeError(f"{name} must be {expected}, got dtype {array.dtype}{advice}")
 
 
-def _refuse_rank(name: str, shape: tuple[int, ...]) -> NoReturn:
-    axes = _AXES[name]
+def refuse_rank(name: str, shape: tuple[int, ...]) -> NoReturn:
+    axes = AXES[name]
     expected = "(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")"
     axis_word = "axis" if len(axes) == 1 else "axes"
     raise ValueError(f"{name} must have {len(axes)} {axis_word}, {expected}, got shape {shape}")
 
 
-def _described(given: Any) -> str:
+def described(given: Any) -> str:
     """Name an object of an unexpected type, with its value where that is short."""
     if (
         given is None
@@ -418,29 +443,45 @@ def _out_array(
     label: str, given: Any, shape: tuple[int, ...], axes: str, others: list[tuple[str, NDArray[Any]]]
 ) -> NDArray[Any]:
     """Check one output array, which must not meet any of the others, and return a view of it."""
+    array = out_array(label, given)
+    check_out_shape(label, array, shape, axes)
+    check_out_memory(label, array, others)
+    return array
+
+
+def out_array(label: str, given: Any, accepted: tuple[str, ...] = FLOAT_NAMES) -> NDArray[Any]:
+    """Check the type of an output array and its dtype, and return a view of it."""
     if not isinstance(given, np.ndarray):
-        raise TypeError(f"{label} must be a NumPy array, got {_described(given)}")
+        raise TypeError(f"{label} must be a NumPy array, got {described(given)}")
     if type(given) is not np.ndarray and isinstance(given, np.ma.MaskedArray):
         raise TypeError(f"{label} must be a plain array, got a masked array: use its data")
     array = np.asarray(given).view()
-    if dtype_name(array.dtype) is None:
-        raise TypeError(f"{label} must be a {_FLOAT_LIST} array, got dtype {array.dtype}")
+    if dtype_name(array.dtype) not in accepted:
+        raise TypeError(f"{label} must be a {listed(accepted)} array, got dtype {array.dtype}")
+    return array
+
+
+def check_out_shape(label: str, array: NDArray[Any], shape: tuple[int, ...], axes: str) -> None:
+    """Check the shape of an output array; `axes` says in words what it should be."""
     if array.shape != shape:
         raise ValueError(f"{label} must have shape {shape}, {axes}, got shape {array.shape}")
+
+
+def check_out_memory(label: str, array: NDArray[Any], others: list[tuple[str, NDArray[Any]]]) -> None:
+    """Check that an output array can be written to without a change to anything else."""
     if _overlaps_itself(label, array):
         raise ValueError(
-            f"{label} must not overlap itself, got an array of shape {shape} and strides {array.strides}, "
-            "in which elements share memory"
+            f"{label} must not overlap itself, got an array of shape {array.shape} and strides "
+            f"{array.strides}, in which elements share memory"
         )
     if not array.flags.writeable:
         raise ValueError(f"{label} must be writeable, got a read-only array")
     for other_label, other in others:
-        if _share(label, array, other_label, other):
+        if share(label, array, other_label, other):
             raise ValueError(f"{label} must not overlap {other_label}, but they share memory")
-    return array
 
 
-def _share(a_label: str, a: NDArray[Any], b_label: str, b: NDArray[Any]) -> bool:
+def share(a_label: str, a: NDArray[Any], b_label: str, b: NDArray[Any]) -> bool:
     """Whether two arrays have a byte in common."""
     try:
         # NumPy compares the bounds first, and looks closer only where those meet.
@@ -473,7 +514,7 @@ def _overlaps_itself(label: str, array: NDArray[Any]) -> bool:
     # these, and both have it in the axes before.
     for axis in range(array.ndim):
         first, rest = np.split(array, [1], axis)
-        if _share(label, first, "itself", rest):
+        if share(label, first, "itself", rest):
             return True
         array = first
     return False

@@ -10,6 +10,9 @@
 
 from msda._kernels.layout import as_bytes, format_code
 
+# No machine has so much memory: a size beyond is one that only a broadcast array can have.
+_MOST_BYTES = 2**50
+
 cdef enum:
     # Samples that are worked out together before their rows are touched: their records stay in the first-level
     # cache.
@@ -84,14 +87,14 @@ cdef bint runs_on(const Py_ssize_t* shape, const Py_ssize_t* strides, int first,
 cdef class Call:
     """One forward or backward pass, checked and planned: see msda.plan for what `plan` holds."""
 
-    cdef const uint8_t[:, :, :, :, ::1] value                 # batch, key, head, channel, byte
-    cdef const uint8_t[:, :, :, :, :, :, ::1] locations       # batch, query, head, level, point, (x, y), byte
-    cdef const uint8_t[:, :, :, :, :, ::1] weights            # batch, query, head, level, point, byte
-    cdef const uint8_t[:, :, :, :, ::1] grad_output           # batch, query, head, channel, byte
-    cdef uint8_t[:, :, :, :, ::1] output
-    cdef uint8_t[:, :, :, :, ::1] grad_value
-    cdef uint8_t[:, :, :, :, :, :, ::1] grad_locations
-    cdef uint8_t[:, :, :, :, :, ::1] grad_weights
+    cdef const uint8_t[:, :, :, :, :] value                 # batch, key, head, channel, byte
+    cdef const uint8_t[:, :, :, :, :, :, :] locations       # batch, query, head, level, point, (x, y), byte
+    cdef const uint8_t[:, :, :, :, :, :] weights            # batch, query, head, level, point, byte
+    cdef const uint8_t[:, :, :, :, :] grad_output           # batch, query, head, channel, byte
+    cdef uint8_t[:, :, :, :, :] output
+    cdef uint8_t[:, :, :, :, :] grad_value
+    cdef uint8_t[:, :, :, :, :, :, :] grad_locations
+    cdef uint8_t[:, :, :, :, :, :] grad_weights
     cdef int value_code, locations_code, weights_code, grad_output_code
     cdef int output_code, grad_value_code, grad_locations_code, grad_weights_code
     cdef const int64_t[:, ::1] levels                         # height, width, first key
@@ -121,7 +124,7 @@ cdef class Call:
         cdef Py_ssize_t part
         self.batch, self.keys, self.heads, self.channels = value.shape
         self.queries = locations.shape[1]
-        self.points = locations.shape[4]
+        self.points = locations.shape[4] if self.queries else 0
         self.levels = levels
         self.value, self.value_code = as_bytes(value), format_code(value)
         self.locations, self.locations_code = as_bytes(locations), format_code(locations)
@@ -161,7 +164,7 @@ cdef class Call:
             self.most_rows = max(self.most_rows, self.part_rows[part, 1] - self.part_rows[part, 0])
 
         self.real_size = 8 if self.is_double else 4
-        self.tile_queries = max(1, TILE_SAMPLES // max(1, self.most_samples))
+        self.tile_queries = max(1, min(self.queries, TILE_SAMPLES // max(1, self.most_samples)))
         self.padded_channels = (self.channels * self.real_size + MSDA_VECTOR_BYTES - 1) \
             // MSDA_VECTOR_BYTES * MSDA_VECTOR_BYTES // self.real_size
         self.row_bytes = self.padded_channels * self.real_size
@@ -172,6 +175,9 @@ cdef class Call:
         else:
             self.value_step = self.value.strides[1]
             self.grad_step = self.grad_value.strides[1] if self.want_value else 0
+        if (<object>self.most_rows + self.tile_queries) * self.channels * 16 > _MOST_BYTES \
+                or self.most_samples > _MOST_BYTES // 1024:
+            raise MemoryError(f"scratch memory for {self.most_rows} keys of {self.channels} channels")
         if self.most_rows * abs(self.value_step) > FITS_THE_CACHE:
             self.fetched_bytes = min(self.value_step if self.packed else self.row_bytes, MOST_BYTES_OF_A_ROW)
         self.slot_bytes = <Py_ssize_t>self.lay_out(NULL, NULL)

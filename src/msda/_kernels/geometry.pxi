@@ -21,20 +21,22 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
     # Spreads what is known of the part's levels over the samples of a query, and of a tile of queries.
     cdef Py_ssize_t i = 0, query, k, point, level, samples
     cdef int64_t height, width
+    cdef bint pixels
     for query in range(call.tile_queries):
         for k in range(call.part_begin[part], call.part_begin[part + 1]):
             level = call.part_levels[k]
             height, width = call.levels[level, 0], call.levels[level, 1]
+            pixels = height > 0 and width > 0
             for point in range(call.points):
                 # No position is inside a level without pixels: every comparison with NaN is false.
-                slot.height[i] = <double>height if height > 0 and width > 0 else NAN
-                slot.width[i] = <double>width if height > 0 and width > 0 else NAN
+                slot.height[i] = <double>height if pixels else NAN
+                slot.width[i] = <double>width if pixels else NAN
                 slot.first_row[i] = <double>(call.levels[level, 2] - call.part_rows[part, 0])
                 (<real*>slot.height_rounded)[i] = <real>height
                 (<real*>slot.width_rounded)[i] = <real>width
                 if query == 0:
-                    slot.value_below[i] = width * call.value_step
-                    slot.grad_below[i] = width * call.grad_step
+                    slot.value_below[i] = width * call.value_step if pixels else 0
+                    slot.grad_below[i] = width * call.grad_step if pixels else 0
                 i += 1
     samples = i // call.tile_queries
     if samples > 0:
