@@ -46,7 +46,10 @@ LINK_FLAGS = ["-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations"]
 ISA_FLAGS = {
     "baseline": (16, []),
     "avx2": (32, ["-mavx2", "-mf16c", "-mno-fma"]),
-    "avx512": (64, ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mf16c", "-mprefer-vector-width=512"]),
+    "avx512": (
+        64,
+        ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mf16c", "-mprefer-vector-width=512"],
+    ),
 }
 
 

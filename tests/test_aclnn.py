@@ -833,13 +833,16 @@ class Planned(NamedTuple):
     threads: int
     query_block: int
     cut: tuple[Any, ...] | None  # packed rows, parts, chunks, chunks apart; None: no matter
+    value_dtype: str = "f2"  # so rows must be packed
 
     def prepare(self):
         """Run phase 1, for a plan that is cut as it should be. The settings of msda stay changed."""
         threads.SMALL_WORK = 0
         threads.set_num_threads(self.threads)
         reference.QUERY_BLOCK = self.query_block
-        call = Sketch(**self.sizes).call(np.random.default_rng(9))
+        sketch = Sketch(**self.sizes)
+        sketch.dtypes["value"] = np.dtype(self.value_dtype)
+        call = sketch.call(np.random.default_rng(9))
         workspace_size, executor = prepared(call)
         plan = executor._plan
         if self.cut and threads._system.openmp():
@@ -850,7 +853,7 @@ class Planned(NamedTuple):
 
 PLANS = {
     "packed": Planned({"queries": 40}, 1, 16384, (True, 1, 1, False)),
-    "in place": Planned({"queries": 3, "level": (7, 9)}, 1, 16384, (False, 1, 1, False)),
+    "in place": Planned({"queries": 3, "level": (7, 9)}, 1, 16384, (False, 1, 1, False), "f4"),
     "heads": Planned({"queries": 40}, 4, 16384, (True, 1, 1, False)),
     "parts": Planned({"bs": 1, "heads": 1, "levels": 4, "queries": 20}, 2, 16384, (True, 4, 1, False)),
     "blocks in turn": Planned({"queries": 40}, 2, 8, (True, 1, 5, False)),
@@ -946,7 +949,7 @@ def test_phase_2_allocates_nothing_that_grows(settled):
             assert status == 0
     assert max(peaks.values()) < 20_000
     # The data do grow.
-    assert sum(each.nbytes for each in call.values()) > 1_000_000
+    assert sum(each.nbytes for each in call.values()) > 500_000
 
 
 def script(code, timeout=120):

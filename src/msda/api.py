@@ -79,8 +79,9 @@ def forward(
     channels = inputs.value.shape[3]
     if given is None:
         out = given = np.empty((bs, num_queries, num_heads * channels), inputs.value.dtype)
-    # Parting an axis in two never copies.
-    _run(chosen, inputs, output=given.reshape(bs, num_queries, num_heads, channels))
+    if given.size:
+        # Parting an axis in two never copies.
+        _run(chosen, inputs, output=given.reshape(bs, num_queries, num_heads, channels))
     return out
 
 
@@ -142,10 +143,7 @@ def backward(
     if out is not None:
         views = arguments.backward_out(out, wanted, inputs, coordinate_order)
     num_threads = threads.for_call(num_threads, plan.work(inputs))
-    if wanted[0]:
-        chosen = plan.backward(inputs, num_threads, views[0])
-    else:
-        chosen = plan.forward(inputs, num_threads)
+    chosen = plan.backward(inputs, num_threads, views[0]) if wanted[0] else plan.forward(inputs, num_threads)
 
     results: list[NDArray[Any] | None] = [None, None, None] if out is None else list(out)
     targets = list(views)
@@ -157,7 +155,7 @@ def backward(
             results[k] = targets[k] = allocate(like.shape, like.dtype)
             if k == 1 and coordinate_order == "yx":
                 targets[k] = targets[k][..., ::-1]
-    if any(wanted):
+    if any(target is not None and target.size for target in targets):
         _run(
             chosen,
             inputs,
@@ -170,8 +168,6 @@ def backward(
 
 
 def _run(chosen: Plan, inputs: Inputs, **arrays: NDArray[Any] | None) -> None:
-    if not chosen.items:
-        return
     call = _kernels.Call(
         chosen, inputs.levels, inputs.value, inputs.sampling_locations, inputs.attention_weights, **arrays
     )

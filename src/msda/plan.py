@@ -27,8 +27,8 @@ from msda.reference import query_blocks
 #: How often a row must be touched, on average, before packing the rows pays (docs/performance.md).
 TOUCHES_TO_PACK = 8
 
-#: What is smaller stays in the caches as it is.
-ELEMENTS_TO_PACK = 1 << 17
+#: Fewer keys than these stay in the caches as they are.
+FEW_KEYS = 1024
 
 #: The work of all parts of a unit, compared with that of the unit in one.
 PART_COST = 1.6
@@ -59,16 +59,23 @@ def work(inputs: Inputs) -> int:
 
 def forward(inputs: Inputs, threads: int) -> Plan:
     """Plan a forward pass, or a backward pass without the gradient of value."""
-    return _forward(_shape_of(inputs), _usable_in_place(inputs.value, inputs), threads)
+    shape = _shape_of(inputs)
+    return _forward(shape, threads, shape.worth_packing or not _usable_in_place(inputs.value, inputs))
 
 
 def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Plan:
     """Plan a backward pass with the gradient of value; `out_value` is the caller's array for it, if any."""
-    in_place = _usable_in_place(inputs.value, inputs)
-    if out_value is not None:
-        in_place = in_place and _usable_in_place(out_value, inputs)
-    blocks = len(query_blocks(inputs.sampling_locations.shape[1]))
-    return _backward(_shape_of(inputs), in_place, threads, max(1, blocks), out_value is not None)
+    shape = _shape_of(inputs)
+    # Without samples no block adds anything.
+    blocks = max(1, len(query_blocks(shape.weights[1]))) if inputs.attention_weights.size else 1
+    # The private sum of a block can be the caller's array only where there is one block.
+    packed = (
+        blocks > 1
+        or shape.worth_packing
+        or not _usable_in_place(inputs.value, inputs)
+        or (out_value is not None and not _usable_in_place(out_value, inputs))
+    )
+    return _backward(shape, threads, packed, blocks, out_value is not None, PART_COST)
 
 
 class _Shape(NamedTuple):
@@ -85,11 +92,9 @@ class _Shape(NamedTuple):
 
     @property
     def worth_packing(self) -> bool:
-        _, num_keys, num_heads, channels = self.value
         _, num_queries, _, num_levels, num_points = self.weights
         touches = 4 * num_queries * num_levels * num_points
-        elements = num_keys * num_heads * channels
-        return elements > ELEMENTS_TO_PACK and touches > TOUCHES_TO_PACK * num_keys
+        return touches > TOUCHES_TO_PACK * max(self.value[1], FEW_KEYS)
 
 
 def _shape_of(inputs: Inputs) -> _Shape:
@@ -115,22 +120,21 @@ def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _forward(shape: _Shape, in_place: bool, threads: int) -> Plan:
+def _forward(shape: _Shape, threads: int, packed: bool) -> Plan:
     chunks = 1
     if shape.units % threads and 0 < shape.units < ITEMS_PER_THREAD * threads:
         chunks = min(-(-ITEMS_PER_THREAD * threads // shape.units), max(1, shape.weights[1]))
-    packed = shape.worth_packing or not in_place
     return _plan(shape, threads, chunks, True, packed, False, _one_part(shape))
 
 
 @functools.lru_cache(maxsize=64)
-def _backward(shape: _Shape, in_place: bool, threads: int, blocks: int, clear: bool) -> Plan:
-    # The private sum of a block can be the caller's array only where there is one block.
-    packed = blocks > 1 or shape.worth_packing or not in_place
+def _backward(
+    shape: _Shape, threads: int, packed: bool, blocks: int, clear_grad_value: bool, part_cost: float
+) -> Plan:
     parts, apart = _one_part(shape), False
     if threads > shape.units > 0:
-        parts, apart = _cut_finer(shape, threads, blocks)
-    return _plan(shape, threads, blocks, apart, packed, clear, parts)
+        parts, apart = _cut_finer(shape, threads, blocks, part_cost)
+    return _plan(shape, threads, blocks, apart, packed, clear_grad_value, parts)
 
 
 class _Part(NamedTuple):
@@ -169,13 +173,13 @@ def _level_parts(shape: _Shape) -> list[_Part]:
     ]
 
 
-def _cut_finer(shape: _Shape, threads: int, blocks: int) -> tuple[list[_Part], bool]:
+def _cut_finer(shape: _Shape, threads: int, blocks: int, part_cost: float) -> tuple[list[_Part], bool]:
     """Choose parts, and whether blocks are apart, for more threads than units: what is done soonest."""
     choices = []
     for parts in (_one_part(shape), _level_parts(shape)):
         for apart in (False, True):
             items = shape.units * len(parts) * (blocks if apart else 1)
-            cost = (1 if apart else blocks) * (PART_COST if len(parts) > 1 else 1) / len(parts)
+            cost = (1 if apart else blocks) * (part_cost if len(parts) > 1 else 1) / len(parts)
             choices.append((-(-items // threads) * cost, len(choices), parts, apart))
     _, _, parts, apart = min(choices)
     return parts, apart

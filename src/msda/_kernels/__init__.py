@@ -28,7 +28,9 @@ def _choose():
                 if isa == "baseline":
                     raise
     if forced not in ALL_ISAS:
-        raise ImportError(f"MSDA_ISA={forced!r}: no such instruction set, expected one of {', '.join(ALL_ISAS)}")
+        raise ImportError(
+            f"MSDA_ISA={forced!r}: no such instruction set, expected one of {', '.join(ALL_ISAS)}"
+        )
     if forced not in supported:
         raise ImportError(
             f"MSDA_ISA={forced!r}: this processor cannot run it, it runs {', '.join(supported)}"

@@ -99,6 +99,8 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
         clear_grad_rows(call, slot, part)
     if call.adds_blocks():
         begin_block(call, slot, samples)
+    if samples == 0 and not call.forward_pass:
+        q = end
     while q < end and not msda_look(&call.progress.stop):
         count = min(call.tile_queries, end - q)
         if samples > 0:
@@ -108,7 +110,7 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
                 note_rows(slot, samples, count)
         if call.forward_pass:
             forward_tile(call, slot, part, b, h, samples, q, count, end, kind)
-        elif samples > 0:
+        else:
             backward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         q += count
         if calling_thread:

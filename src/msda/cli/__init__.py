@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 
 import msda
-from msda.cli import grad, info
+from msda.cli import bench, grad, info
 from msda.cli.errors import CommandError, one_line
 
-SUBCOMMANDS = (grad, info)
+SUBCOMMANDS = (grad, bench, info)
 
 FAILED = 2  # also argparse's status for a wrong command line
 INTERRUPTED = 130  # 128 + SIGINT

@@ -8,7 +8,6 @@ Several settings of ours (threads, dtypes, gradients) take turns in the same way
 import argparse
 import contextlib
 import importlib
-import itertools
 import json
 import math
 import os
@@ -16,7 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,8 @@ from msda.cli import cases, workloads
 from msda.cli.errors import CommandError, one_line, shown
 from msda.cli.peers import PEERS, Call
 from msda.threads import check_num_threads, last_team
+
+_KNOWN = workloads.WORKLOADS | workloads.UNUSUAL
 
 GRADIENTS = ("value", "sampling_locations", "attention_weights")
 
@@ -41,13 +42,15 @@ TOLERANCES = {
 
 # Short calls are timed several at a time, so many that they take at least this.
 _BATCH_SECONDS = 0.02
+# A call that takes so long is a long one, even if it was held up.
+_ENOUGH_SECONDS = 0.5
 # Before each timing. The threads of the call before go on waiting for work, on cores that the next one needs,
 # and fall asleep after some milliseconds.
 _PAUSE_SECONDS = 0.02
 
 _DESCRIPTION = f"""\
-Time forward and backward passes, in alternation with the other implementations that are installed. Before, all
-results are compared. Workloads: {", ".join(workloads.WORKLOADS)}, which are run when nothing is named;
+Time forward and backward passes, in alternation with the other implementations that are installed. Before, their
+results are compared with ours. Workloads: {", ".join(workloads.WORKLOADS)}, which are run when nothing is named;
 {", ".join(workloads.UNUSUAL)}, for all of which "unusual" stands."""
 
 
@@ -115,7 +118,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what was asked for, and print it."""
-    loaders = _loaders(args.names or list(workloads.WORKLOADS))
+    given_cases = _given_cases(args.names or list(workloads.WORKLOADS))
     peers, remarks = _chosen_peers(args.against)
     settings = [
         Setting(wrt, dtype, None if threads is None else check_num_threads(threads))
@@ -130,18 +133,21 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:  # an environment variable that holds no number of threads
         raise CommandError(error) from None
 
-    table = _Table(list(loaders), peers, settings, default_threads, args.repeats)
+    table = _Table(list(given_cases), peers, settings, default_threads, args.repeats)
     found: list[Measurement] = []
-    with _progress(len(loaders) * max(1, len(peers)) * len(settings) * (1 + args.repeats)) as progress:
+    pairs_each = max(1, len(peers)) * len(settings)
+    with _progress(len(given_cases) * pairs_each * (1 + args.repeats)) as progress:
         for remark in remarks:
             progress.remark(remark)
         if not args.json:
             progress.print(table.heading())
-        for workload, load in loaders.items():
-            case = load()
-            for against, fitting in _comparisons(workload, case, peers, settings, progress):
-                bench = _Bench(workload, case, against, fitting, default_threads)
-                measured = bench.measure(args.repeats, progress)
+        for workload, given in given_cases.items():
+            case = workloads.make(workload) if given is None else given
+            comparisons = _comparisons(workload, case, peers, settings, progress)
+            left_out = pairs_each - sum(len(fitting) for _, fitting in comparisons)
+            progress.step(left_out * (1 + args.repeats))
+            for against, fitting in comparisons:
+                measured = _measure(workload, case, against, fitting, default_threads, args.repeats, progress)
                 found += measured
                 if not args.json:
                     progress.print(table.rows(measured))
@@ -183,20 +189,19 @@ def _against(text: str) -> str | tuple[str, ...]:
     return text if text in ("all", "none", "installed") else _names(text, PEERS)
 
 
-def _loaders(names: Sequence[str]) -> dict[str, Callable[[], dict[str, NDArray[Any]]]]:
-    """Return what makes each workload, or gives the case, which is read now."""
-    loaders: dict[str, Callable[[], dict[str, NDArray[Any]]]] = {}
-    expanded = itertools.chain.from_iterable(workloads.UNUSUAL if name == "unusual" else [name] for name in names)
-    for name in expanded:
-        if name in workloads.WORKLOADS or name in workloads.UNUSUAL:
-            loaders[name] = lambda name=name: workloads.make(name)  # type: ignore[misc]
+def _given_cases(names: Sequence[str]) -> dict[str, dict[str, NDArray[Any]] | None]:
+    """Return the cases among `names`, which are read now, and None for each workload, which is made later."""
+    given: dict[str, dict[str, NDArray[Any]] | None] = {}
+    for name in names:
+        if name == "unusual":
+            given |= dict.fromkeys(workloads.UNUSUAL)
+        elif name in _KNOWN:
+            given[name] = None
         elif name.endswith(".npz") or os.path.dirname(name) or os.path.exists(name):
-            case = cases.read(name)
-            loaders[shown(name)] = lambda case=case: case  # type: ignore[misc]
+            given[shown(name)] = cases.read(name)
         else:
-            known = ", ".join([*workloads.WORKLOADS, *workloads.UNUSUAL])
-            raise CommandError(f"{name!r} is neither a workload ({known}) nor a file")
-    return loaders
+            raise CommandError(f"{name!r} is neither a workload ({', '.join(_KNOWN)}) nor a file")
+    return given
 
 
 def _chosen_peers(against: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -250,12 +255,14 @@ def _dtype_of(case: Mapping[str, NDArray[Any]], setting: Setting) -> str:
 
 
 def _ours(case: Mapping[str, NDArray[Any]], setting: Setting) -> Call:
-    *inputs, grad_output = (case[name] for name in cases.INPUTS)
+    value, shapes, starts, locations, weights, grad_output = (case[name] for name in cases.INPUTS)
     wrt, threads = setting.wrt, setting.threads
     return Call(
         enter=lambda: None,
-        forward=lambda: msda.forward(*inputs, num_threads=threads),
-        backward=lambda _: msda.backward(*inputs, grad_output, wrt=wrt, num_threads=threads),
+        forward=lambda: msda.forward(value, shapes, starts, locations, weights, num_threads=threads),
+        backward=lambda _: msda.backward(
+            value, shapes, starts, locations, weights, grad_output, wrt=wrt, num_threads=threads
+        ),
         to_numpy=lambda result: result.astype(np.float64),
     )
 
@@ -267,6 +274,16 @@ class _Side:
         self.call = call
         self.batches = (1, 1)  # calls that are timed together
         self.times: tuple[list[float], list[float]] = ([], [])
+        self.teams: tuple[int | None, int | None] = (None, None)  # threads that ran, if it is ours
+
+    def compute(self) -> list[NDArray[Any]]:
+        """Return the output and the gradients."""
+        self.call.enter()
+        output = self.call.forward()
+        forward_team = last_team()
+        gradients = self.call.backward(output)
+        self.teams = (forward_team, last_team())
+        return [self.call.to_numpy(result) for result in (output, *gradients) if result is not None]
 
     def choose_batches(self) -> None:
         self.call.enter()
@@ -287,13 +304,16 @@ class _Side:
 
 
 def _batch(call: Callable[[], Any]) -> tuple[int, Any]:
-    """Return how many calls to time together, and the result of one."""
-    result = call()  # not counted: a first call may have more to do than others
-    calls, start = 0, time.perf_counter()
-    while calls == 0 or time.perf_counter() - start < _BATCH_SECONDS:
+    """Return how many calls to time together, and the result of one.
+
+    It is found from the shortest of some calls: others may have been held up.
+    """
+    times: list[float] = []
+    while sum(times) < _BATCH_SECONDS or (len(times) < 3 and sum(times) < _ENOUGH_SECONDS):
+        start = time.perf_counter()
         result = call()
-        calls += 1
-    return calls, result
+        times.append(time.perf_counter() - start)
+    return math.ceil(_BATCH_SECONDS / min(times)), result
 
 
 def _timed(call: Callable[[], Any], calls: int) -> tuple[float, Any]:
@@ -320,50 +340,43 @@ class _Pair:
         self._dtype = _dtype_of(case, setting)
         if setting.dtype is not None:
             case = cases.cast(case, cases.dtype_named(setting.dtype))
-        ours = _ours(case, setting)
+        ours = _Side(_ours(case, setting))
         try:
-            output = ours.forward()
-            forward_team = last_team()
-            gradients = ours.backward(output)
-            self._teams = (forward_team, last_team())
+            results = ours.compute()
         except (TypeError, ValueError) as error:
             raise CommandError(f"{workload}: {error}") from None
-
-        self.sides = [_Side(ours)]
+        self._sides = [ours]
         self._distances: dict[str, float] = {}
         with self._explained():
             if against is not None:
-                theirs = PEERS[against].bind(case, setting.wrt, setting.threads or default_threads)
-                theirs.enter()
-                their_output = theirs.forward()
-                their_gradients = theirs.backward(their_output)
-                self.sides.append(_Side(theirs))
-                self._compare((output, *gradients), (their_output, *their_gradients))
-            for side in self.sides:
+                theirs = _Side(PEERS[against].bind(case, setting.wrt, setting.threads or default_threads))
+                self._compare(results, theirs.compute())
+                self._sides.append(theirs)
+            for side in self._sides:
                 side.choose_batches()
 
     def run(self) -> None:
         """Time each side once, in turn."""
         with self._explained():
-            outputs = [side.time_forward() for side in self.sides]
-            for side, output in zip(self.sides, outputs, strict=True):
+            outputs = [side.time_forward() for side in self._sides]
+            for side, output in zip(self._sides, outputs, strict=True):
                 side.time_backward(output)
 
     def measurements(self, first: "_Pair") -> list[Measurement]:
         """Return what was measured; `first` is the pair in the first of the settings."""
-        ours = self.sides[0].times
-        theirs = self.sides[1].times if self._against is not None else ([], [])
+        ours = self._sides[0].times
+        theirs = self._sides[1].times if self._against is not None else ([], [])
         return [
             Measurement(
                 workload=self._workload,
                 dtype=self._dtype,
                 setting=self._setting,
                 forward=number == 0,
-                team=self._teams[number],
+                team=self._sides[0].teams[number],
                 against=self._against,
                 ours=ours[number],
                 theirs=theirs[number],
-                first=first.sides[0].times[number],
+                first=first._sides[0].times[number],
                 distances={
                     name: distance
                     for name, distance in self._distances.items()
@@ -383,12 +396,11 @@ class _Pair:
         except Exception as error:
             raise CommandError(f"{self._against} cannot run {self._workload}: {error}") from None
 
-    def _compare(self, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    def _compare(self, ours: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]]) -> None:
         """Note how far the results are apart, and raise if that is too far."""
         names = ["output", *(f"grad_{name}" for name in GRADIENTS if name in self._setting.wrt)]
-        results = ([result for result in side if result is not None] for side in (ours, theirs))
-        for name, our, their in zip(names, *results, strict=True):
-            distance = _distance(*(side.call.to_numpy(x) for side, x in zip(self.sides, (our, their), strict=True)))
+        for name, our, their in zip(names, ours, theirs, strict=True):
+            distance = _distance(our, their)
             if not distance <= TOLERANCES[name]:
                 raise CommandError(
                     f"{self._workload}: {name} in {self._dtype} of {self._against} differs from ours by "
@@ -399,6 +411,8 @@ class _Pair:
 
 def _distance(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
     """Return the L2 norm of the difference, relative to that of ours."""
+    if ours.shape != theirs.shape:
+        return math.inf
     with np.errstate(all="ignore"):
         difference, norm = float(np.linalg.norm(theirs - ours)), float(np.linalg.norm(ours))
     return difference if difference == 0 else difference / norm if norm else math.inf
@@ -424,25 +438,199 @@ def _measure(
         for pair in pairs:
             pair.run()
             progress.step()
-    return [measurement for pair in pairs for measurement in pair.measurements(pairs[0])]
+    by_pair = (pair.measurements(pairs[0]) for pair in pairs)
+    return [measurement for one_pass in zip(*by_pair, strict=True) for measurement in one_pass]
 
 
 # What is shown
 
 
-class Summary(NamedTuple):
-    """The quartiles of some numbers."""
-
-    low: float
-    median: float
-    high: float
+def _quartiles(numbers: Sequence[float]) -> tuple[float, float, float]:
+    low, median, high = np.percentile(numbers, (25, 50, 75)).tolist()
+    return low, median, high
 
 
-def summary(numbers: Sequence[float]) -> Summary:
-    """Return the quartiles of `numbers`."""
-    return Summary(*np.percentile(numbers, (25, 50, 75)).tolist())
-
-
-def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Divide run by run."""
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+class _Table:
+    """Measurements as lines of text. A column that would say the same in each of them is left out."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        peers: Sequence[str],
+        settings: Sequence[Setting],
+        default_threads: int,
+        repeats: int,
+    ) -> None:
+        self._default_threads = default_threads
+        self._repeats = repeats
+        self._settings = settings
+        self._dtype = "float32" if set(names) <= set(_KNOWN) else "float32, if a case does not say otherwise"
+        self._compares = bool(peers)
+        widest: dict[str, Sequence[str]] = {"workload": names, "pass": ["backward"]}
+        if len({setting.wrt for setting in settings}) > 1:
+            widest["wrt"] = [",".join(setting.wrt) for setting in settings]
+        if len({setting.dtype for setting in settings}) > 1:
+            widest["dtype"] = FLOAT_NAMES
+        if len({setting.threads for setting in settings}) > 1:
+            widest["threads"] = []
+        widest["ours, ms"] = ["1234 +-123%"]
+        if len(settings) > 1:
+            widest["vs first"] = ["1.23 +-123%"]
+        if peers:
+            widest |= {"against": peers, "theirs, ms": ["1234 +-123%"], "theirs / ours": [], "differs by": []}
+        self._widths = {name: max(map(len, [name, *cells])) for name, cells in widest.items()}
+
+    def heading(self) -> str:
+        """Return what comes before the rows."""
+        info = msda.runtime_info()
+        first = self._settings[0]
+        said = [f"msda {info['version']} ({info['isa']})"]
+        if "threads" not in self._widths:
+            said.append(f"at most {_counted(first.threads or self._default_threads, 'thread')}")
+        if "dtype" not in self._widths:
+            said.append(first.dtype or self._dtype)
+        if "wrt" not in self._widths and first.wrt != GRADIENTS:
+            said.append(f"backward for {','.join(first.wrt)}")
+        return f"{', '.join(said)}\n\n{self._line({name: name for name in self._widths})}"
+
+    def rows(self, measurements: Sequence[Measurement]) -> str:
+        """Return a line for each measurement."""
+        return "\n".join(self._line(self._cells(measurement)) for measurement in measurements)
+
+    def notes(self) -> str:
+        """Return what comes after the rows."""
+        notes = [
+            f"Times are of one call: the median of {_counted(self._repeats, 'run')} in turn, and half the distance "
+            "between the quartiles."
+        ]
+        if len(self._settings) > 1:
+            notes.append("vs first: the time in the first setting divided by that in this one, run by run.")
+        if self._compares:
+            notes += [
+                "theirs / ours: the median of the ratios run by run; above 1, ours is the faster.",
+                "differs by: the relative L2 distance of their results from ours, the largest of the pass; up to",
+                f"{TOLERANCES['output']:g} is taken for the same, for grad_sampling_locations up to "
+                f"{TOLERANCES['grad_sampling_locations']:g}.",
+            ]
+        return "\n" + "\n".join(notes)
+
+    def _cells(self, measurement: Measurement) -> dict[str, str]:
+        cells = {
+            "workload": measurement.workload,
+            "pass": "forward" if measurement.forward else "backward",
+            "wrt": "" if measurement.forward else ",".join(measurement.setting.wrt),
+            "dtype": measurement.dtype,
+            "threads": str(measurement.setting.threads or self._default_threads),
+            "ours, ms": _spread(measurement.ours, 1e3),
+            "vs first": _spread(_ratios(measurement.first, measurement.ours)),
+        }
+        if measurement.against is not None:
+            cells |= {
+                "against": measurement.against,
+                "theirs, ms": _spread(measurement.theirs, 1e3),
+                "theirs / ours": _spread(_ratios(measurement.theirs, measurement.ours)),
+                "differs by": f"{max(measurement.distances.values()):.1e}",
+            }
+        return cells
+
+    def _line(self, cells: Mapping[str, str]) -> str:
+        return "  ".join(f"{cells.get(name, ''):<{width}}" for name, width in self._widths.items()).rstrip()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _spread(numbers: Sequence[float], unit: float = 1.0) -> str:
+    """Return the median, with three digits, and half the distance between the quartiles, in per cent of it."""
+    low, median, high = _quartiles(numbers)
+    shown_median = median * unit
+    decimals = max(0, 2 - math.floor(math.log10(shown_median)))
+    return f"{shown_median:.{decimals}f} +-{(high - low) / 2 / median:.0%}"
+
+
+def _document(
+    measurements: Sequence[Measurement], peers: Sequence[str], default_threads: int, repeats: int
+) -> dict[str, Any]:
+    """Return all there is to say, for machines."""
+    return {
+        "msda": msda.runtime_info(),
+        "peers": {name: PEERS[name].versions() for name in peers},
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "repeats": repeats,
+        "tolerances": TOLERANCES,
+        "measurements": [_entry(measurement, default_threads) for measurement in measurements],
+    }
+
+
+def _entry(measurement: Measurement, default_threads: int) -> dict[str, Any]:
+    compared = measurement.against is not None
+    return {
+        "workload": measurement.workload,
+        "pass": "forward" if measurement.forward else "backward",
+        "wrt": None if measurement.forward else measurement.setting.wrt,
+        "dtype": measurement.dtype,
+        "threads": measurement.setting.threads or default_threads,
+        "team": measurement.team,
+        "ours": _summary(measurement.ours),
+        "vs_first": _summary(_ratios(measurement.first, measurement.ours)),
+        "against": measurement.against,
+        "theirs": _summary(measurement.theirs) if compared else None,
+        "ratio": _summary(_ratios(measurement.theirs, measurement.ours)) if compared else None,
+        "differs_by": measurement.distances if compared else None,
+    }
+
+
+def _summary(numbers: Sequence[float]) -> dict[str, Any]:
+    low, median, high = _quartiles(numbers)
+    return {"median": median, "quartiles": [low, high], "runs": numbers}
+
+
+class _Progress:
+    """A bar on standard error, where that is a terminal and tqdm is there; else no bar."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def begin(self, doing: str) -> None:
+        """Say what the next steps are about."""
+        if self._bar is not None:
+            self._bar.set_description(doing)
+
+    def step(self, steps: int = 1) -> None:
+        """Move on."""
+        if self._bar is not None:
+            self._bar.update(steps)
+
+    def print(self, text: str) -> None:
+        """Print to standard output, above the bar."""
+        self._write(text, sys.stdout)
+
+    def remark(self, text: str) -> None:
+        """Print a line to standard error, above the bar."""
+        self._write(f"msda bench: {one_line(text)}", sys.stderr)
+
+    def _write(self, text: str, file: TextIO) -> None:
+        with contextlib.nullcontext() if self._bar is None else self._bar.external_write_mode(file):
+            print(text, file=file, flush=True)
+
+
+@contextlib.contextmanager
+def _progress(steps: int) -> Iterator[_Progress]:
+    tqdm = None
+    if sys.stderr.isatty():
+        with contextlib.suppress(ImportError):
+            tqdm = importlib.import_module("tqdm").tqdm
+    if tqdm is None:
+        yield _Progress(None)
+    else:
+        with tqdm(total=steps, file=sys.stderr, leave=False, unit="run") as bar:
+            yield _Progress(bar)

@@ -3,6 +3,7 @@
 PyTorch is imported here and nowhere else in the package, and only when a peer is bound to a case.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -38,9 +39,13 @@ class Peer(NamedTuple):
         """Whether the peer is there; it is not imported."""
         return importlib.util.find_spec(self.module) is not None
 
-    def versions(self) -> dict[str, str]:
-        """Return the versions of its distributions."""
-        return {name: importlib.metadata.version(name) for name in self.distributions}
+    def versions(self) -> dict[str, str | None]:
+        """Return the versions of its distributions, None for what was not installed as one."""
+        found: dict[str, str | None] = dict.fromkeys(self.distributions)
+        for name in found:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        return found
 
 
 _PACKAGE = "torch_ms_deform_attn"
@@ -63,7 +68,9 @@ def _bind_grid_sample(case: Mapping[str, NDArray[Any]], wrt: Collection[str], nu
     composed = importlib.import_module(_PACKAGE).ms_deform_attn_core_pytorch
     tensors = _tensors(case, wrt)
     value, _, _, locations, weights, _ = tensors.values()
-    shapes = case["spatial_shapes"].tolist()  # faster than the tensor, out of which the numbers would be taken
+    shapes = case[
+        "spatial_shapes"
+    ].tolist()  # faster than the tensor, out of which the numbers would be taken
     return _torch_call(lambda: composed(value, shapes, locations, weights), tensors, wrt, num_threads)
 
 

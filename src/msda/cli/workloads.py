@@ -43,15 +43,30 @@ WORKLOADS = {
     "small": Workload(6, ((16, 16), (8, 8)), num_queries=100, num_heads=4, channels=16),
 }
 
+_VARIED = ((64, 64), (32, 32), (16, 16))
+
+#: The same in shapes that occur less often.
+UNUSUAL = {
+    "channels_8": Workload(7, _VARIED, near=True, channels=8),
+    "channels_13": Workload(8, _VARIED, near=True, channels=13),
+    "channels_16": Workload(9, _VARIED, near=True, channels=16),
+    "channels_71": Workload(10, _VARIED, near=True, channels=71),
+    "channels_256": Workload(11, _VARIED, near=True, channels=256),
+    "points_1": Workload(12, _VARIED, near=True, num_points=1),
+    "points_16": Workload(13, _VARIED, near=True, num_points=16),
+    "levels_1": Workload(14, _VARIED[:1], near=True),
+    "levels_16": Workload(15, 16 * ((16, 16),), near=True),
+}
+
 
 def make(name: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the workload `name`, by the names and in the order of `msda.backward`.
+    """Return the arrays of the workload `name`, usual or not, by the names and in the order of `msda.backward`.
 
     value and grad_output are approximately standard normal. Locations are uniform in [0, 1), or the
     centre of the query's own pixel plus an approximately normal offset of 3 pixels of each level.
     Weights are uniform, then normalised over levels and points. Floats are float32.
     """
-    workload = WORKLOADS[name]
+    workload = (WORKLOADS | UNUSUAL)[name]
     shapes = np.array(workload.spatial_shapes, dtype=np.int64)
     sizes = shapes.prod(axis=1)
     num_queries = workload.num_keys if workload.num_queries is None else workload.num_queries
