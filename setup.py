@@ -4,8 +4,8 @@ Settings, all environment variables:
 
 MSDA_OPENMP=0           builds without OpenMP (one thread, the same results).
 MSDA_BUILD_ISAS=...     which instruction sets to build kernels for: a comma-separated choice out of
-                        baseline, avx2 and avx512. The baseline is always built. Without it: baseline and
-                        avx2 on x86-64, the baseline alone elsewhere.
+                        baseline, avx2 and avx512. The baseline is always built. Without it: all of them on
+                        x86-64, the baseline alone elsewhere.
 MSDA_BOUNDSCHECK=1      for debugging: Cython's bounds checks on, optimisation off.
 """
 
@@ -41,8 +41,8 @@ EXACT_FLAGS = [
 # A linker driver that sees -ffast-math would add start-up code that flushes subnormal numbers to zero.
 LINK_FLAGS = ["-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations"]
 
-# The vector width is a choice of ours, not the compiler's: 256-bit vectors are the faster ones on AVX2, and on
-# AVX-512 too. No fused operations in any of them, though the machines have them.
+# For each instruction set the bytes of a vector, which the kernels are written in (rows.h), and the compiler's
+# flags. No fused operations in any of them, though the machines have them.
 ISA_FLAGS = {
     "baseline": (16, []),
     "avx2": (32, ["-mavx2", "-mf16c", "-mno-fma"]),
@@ -56,7 +56,7 @@ ISA_FLAGS = {
 def chosen_isas():
     """The instruction sets to build for, the baseline first."""
     x86 = any(name in sysconfig.get_platform() for name in ("x86_64", "amd64"))
-    default = "baseline,avx2" if x86 else "baseline"
+    default = ",".join(ISA_FLAGS) if x86 else "baseline"
     names = [name.strip() for name in os.environ.get("MSDA_BUILD_ISAS", default).split(",") if name.strip()]
     unknown = sorted(set(names) - set(ISA_FLAGS))
     if unknown:

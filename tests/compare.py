@@ -65,7 +65,9 @@ def difference(actual, expected):
     if not differ.any():
         return ""
     first = tuple(np.argwhere(differ)[0].tolist())
-    return f"{differ.sum()} of {differ.size} differ; at {first}: {actual[first]!r}, expected {expected[first]!r}"
+    return (
+        f"{differ.sum()} of {differ.size} differ; at {first}: {actual[first]!r}, expected {expected[first]!r}"
+    )
 
 
 def assert_same(actual, expected, context=""):

@@ -8,7 +8,7 @@ import pytest
 # runtime looks at this when it is loaded, which importing msda does.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from msda import plan  # noqa: E402
+from msda import plan
 
 
 @pytest.fixture

@@ -34,7 +34,17 @@ def _locations(seed, shape, shapes):
 
 
 def _problem(
-    seed, shapes, starts=None, num_keys=None, *, bs=1, heads=2, channels=32, queries=200, points=4, dtypes="float32"
+    seed,
+    shapes,
+    starts=None,
+    num_keys=None,
+    *,
+    bs=1,
+    heads=2,
+    channels=32,
+    queries=200,
+    points=4,
+    dtypes="float32",
 ):
     shapes = np.array(shapes, np.int64).reshape(-1, 2)
     if num_keys is None:
@@ -88,9 +98,15 @@ PROBLEMS = {
     "float64": lambda: _problem(2, _PYRAMID, bs=2, heads=8, dtypes="float64"),
     "float16": lambda: _problem(3, _PYRAMID, heads=4, dtypes="float16"),
     "bfloat16": lambda: _problem(4, _PYRAMID, heads=4, dtypes="bfloat16"),
-    "mixed dtypes in float32": lambda: _problem(5, _PYRAMID, dtypes=("float16", "float32", "float16", "float32")),
-    "mixed dtypes in float64": lambda: _problem(6, _PYRAMID, dtypes=("float16", "float64", "float32", "float16")),
-    "mixed with bfloat16": lambda: _problem(7, _PYRAMID, dtypes=("bfloat16", "float32", "float16", "float64")),
+    "mixed dtypes in float32": lambda: _problem(
+        5, _PYRAMID, dtypes=("float16", "float32", "float16", "float32")
+    ),
+    "mixed dtypes in float64": lambda: _problem(
+        6, _PYRAMID, dtypes=("float16", "float64", "float32", "float16")
+    ),
+    "mixed with bfloat16": lambda: _problem(
+        7, _PYRAMID, dtypes=("bfloat16", "float32", "float16", "float64")
+    ),
     "71 channels": lambda: _problem(8, _PYRAMID, channels=71),
     "13 channels in float64": lambda: _problem(9, _PYRAMID, channels=13, dtypes="float64"),
     "1 channel": lambda: _problem(10, _PYRAMID, channels=1, heads=9),
@@ -104,11 +120,19 @@ PROBLEMS = {
     ),
     "odd maps": lambda: _problem(15, ((1, 1), (1, 40), (0, 7), (40, 1), (2, 3), (7, 0)), bs=3, points=3),
     "few queries on a large map": lambda: _problem(16, ((150, 201),), channels=24, queries=40),
-    "many levels and points": lambda: _problem(17, [(k, 18 - k) for k in range(1, 18)], queries=30, points=19),
+    "many levels and points": lambda: _problem(
+        17, [(k, 18 - k) for k in range(1, 18)], queries=30, points=19
+    ),
     "large mean": lambda: _large_mean(_problem(18, _PYRAMID)),
     "every magnitude in float32": lambda: _of_every_magnitude(_problem(19, _PYRAMID, channels=37)),
-    "every magnitude in float64": lambda: _of_every_magnitude(_problem(20, _PYRAMID, channels=37, dtypes="float64")),
+    "every magnitude in float64": lambda: _of_every_magnitude(
+        _problem(20, _PYRAMID, channels=37, dtypes="float64")
+    ),
     "odd numbers in float32": lambda: _with_odd_numbers(_problem(21, _PYRAMID, channels=21)),
-    "odd numbers in float64": lambda: _with_odd_numbers(_problem(22, _PYRAMID, channels=21, dtypes="float64")),
-    "odd numbers in float16": lambda: _with_odd_numbers(_problem(23, _PYRAMID, channels=21, dtypes="float16")),
+    "odd numbers in float64": lambda: _with_odd_numbers(
+        _problem(22, _PYRAMID, channels=21, dtypes="float64")
+    ),
+    "odd numbers in float16": lambda: _with_odd_numbers(
+        _problem(23, _PYRAMID, channels=21, dtypes="float16")
+    ),
 }

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -26,7 +27,6 @@ def quick(monkeypatch):
     """One call at a time, one after the other."""
     monkeypatch.setattr(bench, "_BATCH_SECONDS", 1e-9)
     monkeypatch.setattr(bench, "_PAUSE_SECONDS", 0)
-    monkeypatch.setattr(bench, "_ENOUGH_SECONDS", 0)
 
 
 class Fake:
@@ -511,19 +511,18 @@ def test_spread(numbers, text):
 
 
 def test_batches(monkeypatch):
-    now, durations = [0.0], iter([0.3, 0.002, 0.004] + [0.002] * 100)
+    now, durations = [0.0], iter([0.1, 0.002, 0.004] + [0.002] * 100)
 
     def call():
         now[0] += next(durations)
 
     monkeypatch.setattr(bench, "_BATCH_SECONDS", 0.02)
-    monkeypatch.setattr(bench, "_ENOUGH_SECONDS", 0.5)
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     assert bench._batch(call)[0] == 10  # one that was held up does not make it a long one
     before = now[0]
     assert bench._timed(call, 10)[0] == pytest.approx(0.002)
     assert now[0] - before == pytest.approx(0.02)
-    durations = iter([0.6])
+    durations = iter([0.2])
     assert bench._batch(call)[0] == 1
 
 

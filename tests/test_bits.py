@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 import msda
-from compare import DTYPES, FLOATS, Problem, assert_same, assert_team, bits, difference, python, random_problem, results
+from compare import (
+    DTYPES,
+    FLOATS,
+    Problem,
+    assert_same,
+    assert_team,
+    bits,
+    difference,
+    python,
+    random_problem,
+    results,
+)
 from msda import _kernels, plan, reference, threads
 
 TEAMS = (1, 2, 3, 7, 16, 64)
@@ -51,7 +62,9 @@ def test_any_number_of_threads(dtype, many_blocks, plans):
         assert_team(plans[-1], num_threads)
         gradients = msda.backward(*problem, num_threads=num_threads)
         assert_team(plans[-1], num_threads)
-        dots = msda.backward(*problem, wrt=("sampling_locations", "attention_weights"), num_threads=num_threads)
+        dots = msda.backward(
+            *problem, wrt=("sampling_locations", "attention_weights"), num_threads=num_threads
+        )
         assert_team(plans[-1], num_threads)
         return {"output": output, **gradients._asdict(), "dots x": dots[1], "dots": dots[2]}
 
@@ -68,7 +81,10 @@ def test_a_sum_that_depends_on_the_number_of_threads_is_caught(dtype, many_block
         edges = [i * 135 // num_threads for i in range(num_threads + 1)]
         shares = [
             msda.backward(
-                *problem[:3], *(array[:, begin:end] for array in problem[3:]), wrt="value", num_threads=num_threads
+                *problem[:3],
+                *(array[:, begin:end] for array in problem[3:]),
+                wrt="value",
+                num_threads=num_threads,
             ).value
             for begin, end in itertools.pairwise(edges)
         ]
@@ -151,10 +167,17 @@ ONE_OF = [{axis: slice(k, k + 1)} for axis, n in (("bs", 5), ("heads", 3)) for k
 def test_alone_and_together(dtype, touches, monkeypatch):
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", touches)
     monkeypatch.setattr(reference, "QUERY_BLOCK", 7)
-    problem = random_problem(np.random.default_rng(3), *LEVELS, bs=5, heads=3, channels=21, queries=20, dtypes=dtype)
+    problem = random_problem(
+        np.random.default_rng(3), *LEVELS, bs=5, heads=3, channels=21, queries=20, dtypes=dtype
+    )
     for num_threads in (1, 3):
         together = results(problem, num_threads=num_threads)
-        for some in [*ONE_OF, {"bs": slice(1, 4)}, {"heads": slice(1, 3)}, {"bs": slice(2, 5), "heads": slice(2)}]:
+        for some in [
+            *ONE_OF,
+            {"bs": slice(1, 4)},
+            {"heads": slice(1, 3)},
+            {"bs": slice(2, 5), "heads": slice(2)},
+        ]:
             alone = results(part_of(problem, **some), num_threads=num_threads)
             assert_same(alone, part_of_results(together, 21, **some), some)
 
@@ -175,7 +198,9 @@ def test_a_needle_among_others(one, touches, monkeypatch):
             needle = getattr(part_of(problem, **one), name)
             getattr(part_of(changed, **one), name)[...] = needle
         for num_threads in (1, 3):
-            assert_same(part_of_results(results(changed, num_threads=num_threads), 21, **one), expected, other)
+            assert_same(
+                part_of_results(results(changed, num_threads=num_threads), 21, **one), expected, other
+            )
 
 
 # ---- memory ---------------------------------------------------------------------------------------------
@@ -200,9 +225,14 @@ def test_any_alignment(dtype, touches, monkeypatch):
     for shift in range(64):
         # Each array has a shift of its own, and in the course of the test all of them.
         moved = problem._replace(
-            **{name: shifted(getattr(problem, name), (k * shift + 5 * k) % 64) for k, name in enumerate(FLOATS, 1)}
+            **{
+                name: shifted(getattr(problem, name), (k * shift + 5 * k) % 64)
+                for k, name in enumerate(FLOATS, 1)
+            }
         )
-        output, *gradients = (shifted(array, (shift + 3 * k) % 64) for k, array in enumerate(expected.values()))
+        output, *gradients = (
+            shifted(array, (shift + 3 * k) % 64) for k, array in enumerate(expected.values())
+        )
         msda.forward(*moved.inputs, out=output)
         msda.backward(*moved, out=tuple(gradients))
         assert_same(dict(zip(expected, (output, *gradients), strict=True)), expected, shift)
@@ -217,7 +247,9 @@ def test_any_alignment(dtype, touches, monkeypatch):
 def test_any_strides(dtype, touches, monkeypatch):
     """Rows of value that lie apart by more than their length, or backwards; every axis in every place."""
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", touches)
-    problem = random_problem(np.random.default_rng(6), *LEVELS, bs=2, heads=2, channels=35, queries=9, dtypes=dtype)
+    problem = random_problem(
+        np.random.default_rng(6), *LEVELS, bs=2, heads=2, channels=35, queries=9, dtypes=dtype
+    )
     expected = results(problem)
     for order in itertools.permutations(range(4)):
         back = np.argsort(order)
@@ -230,6 +262,7 @@ def test_any_strides(dtype, touches, monkeypatch):
 
 
 # ---- instruction sets -----------------------------------------------------------------------------------
+
 
 def digest_of_many():
     """Return one digest of many problems, whose numbers are the same in each process here; changes the plans."""
@@ -302,7 +335,9 @@ class Mode:
 
 def modes_of_team(num_threads):
     """Return the control bits of each thread of a team of the OpenMP runtime that the kernels use."""
-    runtimes = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp.so" in line}
+    runtimes = {
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp.so" in line
+    }
     (runtime,) = runtimes
     seen = []
 

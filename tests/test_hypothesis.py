@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import msda
-from compare import DTYPES, FLOATS, Problem, assert_same, random_problem
+from compare import DTYPES, FLOATS, assert_same, random_problem
 from msda import plan, reference
 
 GIVEN = os.environ.get("MSDA_EXAMPLES")
@@ -46,10 +46,20 @@ class Treacherous:
 
 
 ODDITIES = [None, 0, -1, 3, 1.5, True, np.nan, 1j, "", "value", b"xy", [], (), [[]], [[], [1]], {}, {"value"}]
-ODDITIES += [object(), np.ndarray, Treacherous(), range(2), 10**999, "x" * 10**5, (None, None, None), [3, "x"]]
+ODDITIES += [
+    object(),
+    np.ndarray,
+    Treacherous(),
+    range(2),
+    10**999,
+    "x" * 10**5,
+    (None, None, None),
+    [3, "x"],
+]
 ODDITIES += [np.float32(1), np.array(3), np.zeros(0), np.zeros((2, 2)), np.full((2, 2), 2**63, np.uint64)]
-ODDITIES += [np.zeros((1, 2), "V6"), np.array(["x"]), np.array([None]), np.zeros(3, "M8[s]"), np.ma.zeros((1, 1, 1, 1))]
-ODDITIES += [[[2**62, 2**62]], [[-1, 2]], [-1], [2**70], [[2**64, 0]], ["1"], [1.0], [True], np.zeros((1, 2), np.longdouble)]
+ODDITIES += [np.zeros((1, 2), "V6"), np.array(["x"]), np.array([None]), np.zeros(3, "M8[s]")]
+ODDITIES += [np.ma.zeros((1, 1, 1, 1)), np.zeros((1, 2), np.longdouble)]
+ODDITIES += [[[2**62, 2**62]], [[-1, 2]], [-1], [2**70], [[2**64, 0]], ["1"], [1.0], [True]]
 DTYPES_OF_OTHERS = ["?", "i4", "u8", "c8", "c16", "g", "O", "S4", "U2", "V4"]
 
 
@@ -119,14 +129,20 @@ def mistakes(draw, right):
         return np.zeros(array.shape, dtype)
     axis = draw(st.integers(0, array.ndim - 1))
     if kind == "axis":
-        return draw(st.sampled_from([array[np.newaxis], array.reshape(-1), array[..., :1].swapaxes(axis, -1)]))
+        return draw(
+            st.sampled_from([array[np.newaxis], array.reshape(-1), array[..., :1].swapaxes(axis, -1)])
+        )
     if kind == "length":
-        index = draw(st.sampled_from([slice(1, None), slice(0), [0] * (array.shape[axis] + 1 if array.size else 0)]))
+        index = draw(
+            st.sampled_from([slice(1, None), slice(0), [0] * (array.shape[axis] + 1 if array.size else 0)])
+        )
         return array[(slice(None),) * axis + (index,)]
     if array.dtype.kind in "iu":
         changed = array.astype(np.int64)
         if changed.size:
-            changed.flat[draw(st.integers(0, changed.size - 1))] = draw(st.sampled_from([-1, 5, 99, 2**31, 2**62]))
+            changed.flat[draw(st.integers(0, changed.size - 1))] = draw(
+                st.sampled_from([-1, 5, 99, 2**31, 2**62])
+            )
         return changed
     return np.full(array.shape, draw(st.sampled_from([np.nan, np.inf, -1e300])))
 
@@ -200,7 +216,7 @@ def compare(ours, definition, outs):
             assert each is out
 
 
-@given(call=calls(), query_block=st.sampled_from([1, 3, 16384]), touches=st.sampled_from([0, plan.TOUCHES_TO_PACK, 1e9]))
+@given(calls(), st.sampled_from([1, 3, 16384]), st.sampled_from([0, plan.TOUCHES_TO_PACK, 1e9]))
 @settings(
     max_examples=int(GIVEN or 300),
     derandomize=GIVEN is None,
@@ -214,7 +230,10 @@ def test_any_call(call, query_block, touches):
     before = [array.tobytes() for argument in problem for array in arrays_in(argument)]
     garbage = {name: [array.tobytes() for array in arrays_in(out)] for name, out in outs.items()}
     wrt, num_threads, order = options["wrt"], options["num_threads"], options["coordinate_order"]
-    with mock.patch.object(reference, "QUERY_BLOCK", query_block), mock.patch.object(plan, "TOUCHES_TO_PACK", touches):
+    with (
+        mock.patch.object(reference, "QUERY_BLOCK", query_block),
+        mock.patch.object(plan, "TOUCHES_TO_PACK", touches),
+    ):
         ours = outcome(
             msda.forward,
             suspects,

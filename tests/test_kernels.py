@@ -5,8 +5,17 @@ import pytest
 
 import cases
 import msda
-from compare import DTYPES, Problem, assert_same, assert_team, dtype_of, is_plus_zero, random_levels
-from compare import random_problem, results
+from compare import (
+    DTYPES,
+    Problem,
+    assert_same,
+    assert_team,
+    dtype_of,
+    is_plus_zero,
+    random_levels,
+    random_problem,
+    results,
+)
 from msda import plan, reference, threads
 
 REALS = ("float32", "float64")
@@ -161,7 +170,9 @@ def test_plans_without_a_gradient_of_value(num_threads, touches, wrt, plans, mon
     for units, queries in ((1, 29), (3, 29), (1, 3), (8, 1)):
         problem = random_problem(np.random.default_rng(8), bs=units, channels=19, queries=queries)
         if wrt is None:
-            assert_same(msda.forward(*problem.inputs, num_threads=num_threads), reference.forward(*problem[:5]))
+            assert_same(
+                msda.forward(*problem.inputs, num_threads=num_threads), reference.forward(*problem[:5])
+            )
         else:
             gradients = msda.backward(*problem, wrt=wrt, num_threads=num_threads)
             expected = reference.backward(*problem, wrt=wrt)
@@ -279,7 +290,9 @@ def test_results_are_rounded_once(name, source):
         near = np.concatenate([near, (steps[1:] + steps[:-1]) / 2])
     with np.errstate(over="ignore"):
         near = near.astype(source)
-    numbers = np.concatenate([near, np.nextafter(near, np.inf, dtype=source), np.nextafter(near, 0, dtype=source)])
+    numbers = np.concatenate(
+        [near, np.nextafter(near, np.inf, dtype=source), np.nextafter(near, 0, dtype=source)]
+    )
     numbers = np.concatenate([numbers, -numbers, np.array([0.0, -0.0, np.inf, -np.inf, np.nan], source)])
     one = np.ones((1, 1, 1, 1, 1), source)
     for step in (1, 2):
@@ -359,7 +372,9 @@ def test_finite_differences(smooth):
             direction = rng.standard_normal(array.shape)
             step = 1e-6 / np.abs(direction).max()
             ahead, behind = (
-                np.vdot(msda.forward(*smooth._replace(**{name: array + s * direction}).inputs), smooth.grad_output)
+                np.vdot(
+                    msda.forward(*smooth._replace(**{name: array + s * direction}).inputs), smooth.grad_output
+                )
                 for s in (step, -step)
             )
             slope = np.vdot(gradient, direction)
@@ -400,7 +415,9 @@ ODD = [np.nan, np.inf, -np.inf]
 
 def two_samples(dtype, counting=True, **changes):
     """A 2x2 map and two samples: one touches pixel 0 alone; the other all four or, if it does not count, none."""
-    problem = random_problem(np.random.default_rng(18), ((2, 2),), channels=3, queries=2, points=1, dtypes=dtype)
+    problem = random_problem(
+        np.random.default_rng(18), ((2, 2),), channels=3, queries=2, points=1, dtypes=dtype
+    )
     problem.sampling_locations[0, 0] = 0.1  # its other corners lie outside
     problem.sampling_locations[0, 1] = INSIDE if counting else OUTSIDE
     for name, (index, number) in changes.items():
@@ -444,7 +461,10 @@ def test_locations_that_do_not_count(dtype, location, axis):
 def test_value_that_is_touched(dtype, odd):
     computed = assert_defined(two_samples(dtype, value=((0, 3, 0, 1), odd)))
     assert np.isfinite(computed["output"][0]).tolist() == [[True, True, True], [True, False, True]]
-    assert np.isfinite(computed["grad_sampling_locations"][0, :, 0, 0, 0]).tolist() == [[True] * 2, [False] * 2]
+    assert np.isfinite(computed["grad_sampling_locations"][0, :, 0, 0, 0]).tolist() == [
+        [True] * 2,
+        [False] * 2,
+    ]
     assert np.isfinite(computed["grad_attention_weights"][0, :, 0, 0, 0]).tolist() == [True, False]
     assert np.isfinite(computed["grad_value"]).all()
 
@@ -454,7 +474,10 @@ def test_value_that_is_touched(dtype, odd):
 def test_weights_that_are_used(dtype, odd):
     computed = assert_defined(two_samples(dtype, attention_weights=((0, 1), odd)))
     assert np.isfinite(computed["output"][0]).tolist() == [[True] * 3, [False] * 3]
-    assert np.isfinite(computed["grad_sampling_locations"][0, :, 0, 0, 0]).tolist() == [[True] * 2, [False] * 2]
+    assert np.isfinite(computed["grad_sampling_locations"][0, :, 0, 0, 0]).tolist() == [
+        [True] * 2,
+        [False] * 2,
+    ]
     assert np.isfinite(computed["grad_attention_weights"]).all()
     assert not np.isfinite(computed["grad_value"]).any()
 
@@ -464,7 +487,10 @@ def test_weights_that_are_used(dtype, odd):
 def test_grad_output_that_is_used(dtype, odd):
     computed = assert_defined(two_samples(dtype, grad_output=((0, 1, 1), odd)))
     assert np.isfinite(computed["output"]).all()
-    assert np.isfinite(computed["grad_sampling_locations"][0, :, 0, 0, 0]).tolist() == [[True] * 2, [False] * 2]
+    assert np.isfinite(computed["grad_sampling_locations"][0, :, 0, 0, 0]).tolist() == [
+        [True] * 2,
+        [False] * 2,
+    ]
     assert np.isfinite(computed["grad_attention_weights"][0, :, 0, 0, 0]).tolist() == [True, False]
     assert np.isfinite(computed["grad_value"][0, :, 0]).tolist() == [[True, False, True]] * 4
 
@@ -489,7 +515,9 @@ def test_odd_numbers_everywhere(dtype, monkeypatch):
     rng = np.random.default_rng(19)
     largest = np.finfo(dtype).max
     for _ in range(60):
-        problem = random_problem(rng, *random_levels(rng), heads=2, channels=int(rng.integers(1, 40)), dtypes=dtype)
+        problem = random_problem(
+            rng, *random_levels(rng), heads=2, channels=int(rng.integers(1, 40)), dtypes=dtype
+        )
         for array in (problem.value, problem.attention_weights, problem.grad_output):
             where = rng.random(array.shape) < 0.02
             array[where] = rng.choice([*ODD, largest, -largest, 0.0, -0.0], where.sum())
@@ -514,7 +542,7 @@ def test_positions_beside_pixel_borders():
     """Where locations rounded to float32 would fall into another pixel if positions were rounded too."""
     for width in (3, 7, 100, 167, 1333, 65537):
         edges = (np.arange(0, width + 1) - 0.5 + np.array([[0], [0.5]])) / width
-        edges = edges.astype(np.float32).ravel()[: 4000]
+        edges = edges.astype(np.float32).ravel()[:4000]
         x = np.concatenate([np.nextafter(edges, np.float32(s)) for s in (-9, 9)] + [edges])
         problem = Problem(
             np.sin(np.arange(width, dtype=np.float32)).reshape(1, width, 1, 1),

@@ -42,8 +42,6 @@ TOLERANCES = {
 
 # Short calls are timed several at a time, so many that they take at least this.
 _BATCH_SECONDS = 0.02
-# A call that takes so long is a long one, even if it was held up.
-_ENOUGH_SECONDS = 0.5
 # Before each timing. The threads of the call before go on waiting for work, on cores that the next one needs,
 # and fall asleep after some milliseconds.
 _PAUSE_SECONDS = 0.02
@@ -306,10 +304,11 @@ class _Side:
 def _batch(call: Callable[[], Any]) -> tuple[int, Any]:
     """Return how many calls to time together, and the result of one.
 
-    It is found from the shortest of some calls: others may have been held up.
+    The shortest of some calls decides, as others may have been held up.
     """
+    time.sleep(_PAUSE_SECONDS)
     times: list[float] = []
-    while sum(times) < _BATCH_SECONDS or (len(times) < 3 and sum(times) < _ENOUGH_SECONDS):
+    while sum(times) < _BATCH_SECONDS or (len(times) < 10 and sum(times) < 10 * _BATCH_SECONDS):
         start = time.perf_counter()
         result = call()
         times.append(time.perf_counter() - start)
@@ -413,8 +412,9 @@ def _distance(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
     """Return the L2 norm of the difference, relative to that of ours."""
     if ours.shape != theirs.shape:
         return math.inf
+    # np.linalg.norm would start threads of a BLAS, which keep a core busy for a while after it.
     with np.errstate(all="ignore"):
-        difference, norm = float(np.linalg.norm(theirs - ours)), float(np.linalg.norm(ours))
+        difference, norm = (math.sqrt(np.square(x).sum()) for x in (theirs - ours, ours))
     return difference if difference == 0 else difference / norm if norm else math.inf
 
 
