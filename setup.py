@@ -96,9 +96,13 @@ class BuildExtensions(build_ext):
     def build_extensions(self):
         from Cython.Build import cythonize
 
+        if not self.inplace:
+            # What an earlier build with other settings left, which would be taken for up to date.
+            for old in Path(self.build_lib, "msda", "_kernels").glob("*.so"):
+                old.unlink()
         generated = cythonize(
             self.extensions,
-            build_dir="build/cython",
+            build_dir="build/cython-checked" if BOUNDSCHECK else "build/cython",
             compiler_directives={
                 "language_level": "3",
                 "boundscheck": BOUNDSCHECK,

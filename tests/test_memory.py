@@ -1,13 +1,12 @@
 """Tests of memory: what a call needs, what it gives back, and what happens when there is none left.
 
-Tests marked limits_memory limit or measure the memory of a whole process. Sanitizers need memory of their own.
+Tests marked limits_memory limit or measure the memory of a whole process: sanitizers need memory of their own.
 """
 
 import contextlib
 import gc
 import os
 import reprlib
-import subprocess
 import sys
 import textwrap
 import tracemalloc
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import msda
+from compare import python
 from msda import _kernels, arguments, plan, reference
 from msda.cli import workloads
 
@@ -27,14 +27,7 @@ KEYS = 13 * 17 + 5 * 9
 
 def run(code, *arguments, timeout=60):
     """Run code in a new Python process and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr}"
-    return done.stdout.strip()
+    return python(textwrap.dedent(code), *map(str, arguments), timeout=timeout).strip()
 
 
 def case(dtype=np.float32, queries=300):
@@ -310,8 +303,8 @@ def test_interrupted_calls_lose_nothing():
                     lambda: msda.forward(*inputs, num_threads=1 + turn % 3),
                     lambda: msda.backward(*inputs, grad_output, wrt=["value"], num_threads=1 + turn % 3),
                 ):
-                    signal.setitimer(signal.ITIMER_REAL, 0.01)
                     try:
+                        signal.setitimer(signal.ITIMER_REAL, 0.01)
                         call()
                     except Late:
                         pass

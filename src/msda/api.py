@@ -68,17 +68,20 @@ def forward(
     MemoryError
         If memory for the output or for scratch arrays runs out.
 
+    Notes
+    -----
     After an error `out` is as it was. Only a KeyboardInterrupt may leave anything in it.
     """
     inputs = arguments.forward_inputs(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
-    given = None if out is None else arguments.forward_out(out, inputs)
-    chosen = plan.forward(inputs, threads.for_call(num_threads, plan.work(inputs)))
     bs, num_queries, num_heads = inputs.attention_weights.shape[:3]
     channels = inputs.value.shape[3]
-    if given is None:
+    if out is None:
         out = given = np.empty((bs, num_queries, num_heads * channels), inputs.value.dtype)
+    else:
+        given = arguments.forward_out(out, inputs)
+    chosen = plan.forward(inputs, threads.for_call(num_threads, plan.work(inputs)))
     if given.size:
         # Parting an axis in two never copies.
         _run(chosen, inputs, output=given.reshape(bs, num_queries, num_heads, channels))
@@ -127,6 +130,8 @@ def backward(
     TypeError, ValueError, MemoryError
         As `forward` does.
 
+    Notes
+    -----
     After an error the arrays of `out` are as they were. Only a KeyboardInterrupt may leave anything in them.
     """
     inputs = arguments.backward_inputs(
@@ -152,9 +157,9 @@ def backward(
         if wants and targets[k] is None:
             # Rows of the gradient of value that are touched in place start from zero.
             allocate = np.zeros if k == 0 and not chosen.packed else np.empty
-            results[k] = targets[k] = allocate(like.shape, like.dtype)
-            if k == 1 and coordinate_order == "yx":
-                targets[k] = targets[k][..., ::-1]
+            created = allocate(like.shape, like.dtype)
+            results[k] = created
+            targets[k] = created[..., ::-1] if k == 1 and coordinate_order == "yx" else created
     if any(target is not None and target.size for target in targets):
         _run(
             chosen,

@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 def work(inputs: Inputs) -> int:
     """Samples times channels: what `threads.for_call` compares."""
-    return inputs.attention_weights.size * inputs.value.shape[3]
+    return int(inputs.attention_weights.size * inputs.value.shape[3])
 
 
 def forward(inputs: Inputs, threads: int) -> Plan:
@@ -175,7 +175,7 @@ def _level_parts(shape: _Shape) -> list[_Part]:
 
 def _cut_finer(shape: _Shape, threads: int, blocks: int, part_cost: float) -> tuple[list[_Part], bool]:
     """Choose parts, and whether blocks are apart, for more threads than units: what is done soonest."""
-    choices = []
+    choices: list[tuple[float, int, list[_Part], bool]] = []
     for parts in (_one_part(shape), _level_parts(shape)):
         for apart in (False, True):
             items = shape.units * len(parts) * (blocks if apart else 1)

@@ -3,21 +3,25 @@
 The environment variable MSDA_ISA forces one. What cannot run here, or was not built, is an ImportError.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import os
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from msda._kernels import _system
+from msda._kernels import _system as _system
 
 ALL_ISAS = ("avx512", "avx2", "baseline")
 
 
-def built_isas():
+def built_isas() -> list[str]:
     """The instruction sets that this installation has kernels for, the widest first."""
     return [isa for isa in ALL_ISAS if importlib.util.find_spec(f"msda._kernels._{isa}") is not None]
 
 
-def _choose():
+def _choose() -> tuple[str, ModuleType]:
     forced = os.environ.get("MSDA_ISA") or None
     supported = _system.supported_isas()
     if forced is None:
@@ -44,4 +48,7 @@ def _choose():
 
 
 isa, _module = _choose()
-Call = _module.Call
+if TYPE_CHECKING:
+    from msda._kernels._baseline import Call as Call
+else:
+    Call = _module.Call

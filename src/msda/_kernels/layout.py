@@ -1,20 +1,23 @@
 """How the kernels see an array: its bytes, and a code for its format."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 # The order of the codes is that of strips.pxi; SWAPPED marks the byte order that is not the machine's.
 _CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 _SWAPPED = 4
 
-_code_of_dtype: dict[np.dtype, int] = {}
+_code_of_dtype: dict[np.dtype[Any], int] = {}
 
 
-def as_bytes(array):
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """A view of the array with one more axis: the bytes of each element. Works for any strides."""
     return array[..., None].view(np.uint8)
 
 
-def format_code(array):
+def format_code(array: NDArray[Any]) -> int:
     """The number of the array's format and byte order in the kernels."""
     dtype = array.dtype
     code = _code_of_dtype.get(dtype)

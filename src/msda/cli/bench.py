@@ -40,7 +40,7 @@ TOLERANCES = {
     "grad_attention_weights": 1e-3,
 }
 
-# Short calls are timed several at a time, so many that they take at least this.
+# Short calls are timed several at a time: as many on all sides, and so many that the fastest takes this long.
 _BATCH_SECONDS = 0.02
 # Before each timing. The threads of the call before go on waiting for work, on cores that the next one needs,
 # and fall asleep after some milliseconds.
@@ -270,7 +270,6 @@ class _Side:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.batches = (1, 1)  # calls that are timed together
         self.times: tuple[list[float], list[float]] = ([], [])
         self.teams: tuple[int | None, int | None] = (None, None)  # threads that ran, if it is ours
 
@@ -283,32 +282,36 @@ class _Side:
         self.teams = (forward_team, last_team())
         return [self.call.to_numpy(result) for result in (output, *gradients) if result is not None]
 
-    def choose_batches(self) -> None:
+    def batches(self) -> tuple[int, int]:
+        """Return how many calls of each pass must be timed together."""
         self.call.enter()
         forward, output = _batch(self.call.forward)
         backward, _ = _batch(lambda: self.call.backward(output))
-        self.batches = (forward, backward)
+        return forward, backward
 
-    def time_forward(self) -> Any:
+    def time_forward(self, calls: int) -> Any:
+        """Time some calls, and return the last output."""
         self.call.enter()
-        seconds, output = _timed(self.call.forward, self.batches[0])
+        seconds, output = _timed(self.call.forward, calls)
         self.times[0].append(seconds)
         return output
 
-    def time_backward(self, output: Any) -> None:
+    def time_backward(self, output: Any, calls: int) -> None:
+        """Time some calls for an output of the forward pass."""
         self.call.enter()
-        seconds, _ = _timed(lambda: self.call.backward(output), self.batches[1])
+        seconds, _ = _timed(lambda: self.call.backward(output), calls)
         self.times[1].append(seconds)
 
 
 def _batch(call: Callable[[], Any]) -> tuple[int, Any]:
-    """Return how many calls to time together, and the result of one.
+    """Return how many calls must be timed together, and the result of one.
 
     The shortest of some calls decides, as others may have been held up.
     """
     time.sleep(_PAUSE_SECONDS)
     times: list[float] = []
     while sum(times) < _BATCH_SECONDS or (len(times) < 10 and sum(times) < 10 * _BATCH_SECONDS):
+        result = None  # what was returned before is gone, as in `_timed`
         start = time.perf_counter()
         result = call()
         times.append(time.perf_counter() - start)
@@ -319,8 +322,9 @@ def _timed(call: Callable[[], Any], calls: int) -> tuple[float, Any]:
     """Return the seconds that a call takes, out of several timed together, and the last one's result."""
     time.sleep(_PAUSE_SECONDS)
     start = time.perf_counter()
-    for _ in range(calls):
-        result = call()
+    for _ in range(calls - 1):
+        call()  # nobody keeps the result, so that the next one may take its memory
+    result = call()
     return (time.perf_counter() - start) / calls, result
 
 
@@ -351,15 +355,19 @@ class _Pair:
                 theirs = _Side(PEERS[against].bind(case, setting.wrt, setting.threads or default_threads))
                 self._compare(results, theirs.compute())
                 self._sides.append(theirs)
-            for side in self._sides:
-                side.choose_batches()
 
-    def run(self) -> None:
+    def batches(self) -> tuple[int, int]:
+        """Return how many calls of each pass must be timed together; this is a run that is not counted."""
+        with self._explained():
+            forward, backward = zip(*(side.batches() for side in self._sides), strict=True)
+        return max(forward), max(backward)
+
+    def run(self, forward_calls: int, backward_calls: int) -> None:
         """Time each side once, in turn."""
         with self._explained():
-            outputs = [side.time_forward() for side in self._sides]
+            outputs = [side.time_forward(forward_calls) for side in self._sides]
             for side, output in zip(self._sides, outputs, strict=True):
-                side.time_backward(output)
+                side.time_backward(output, backward_calls)
 
     def measurements(self, first: "_Pair") -> list[Measurement]:
         """Return what was measured; `first` is the pair in the first of the settings."""
@@ -430,13 +438,17 @@ def _measure(
     """Measure one workload or case against one peer, with all settings taking turns."""
     doing = workload if against is None else f"{workload} against {against}"
     pairs = []
+    forward_calls = backward_calls = 1
     for setting in settings:
         progress.begin(doing)
-        pairs.append(_Pair(workload, case, against, setting, default_threads))
+        pair = _Pair(workload, case, against, setting, default_threads)
+        forward, backward = pair.batches()
+        forward_calls, backward_calls = max(forward, forward_calls), max(backward, backward_calls)
+        pairs.append(pair)
         progress.step()
     for _ in range(repeats):
         for pair in pairs:
-            pair.run()
+            pair.run(forward_calls, backward_calls)
             progress.step()
     by_pair = (pair.measurements(pairs[0]) for pair in pairs)
     return [measurement for one_pass in zip(*by_pair, strict=True) for measurement in one_pass]
