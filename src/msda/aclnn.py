@@ -227,7 +227,8 @@ class aclOpExecutor:
             return
         # A forked child has one thread. It does all the items of the plan in turn, and needs less memory.
         here = self._plan._replace(threads=1) if threads.forked() else self._plan
-        threads.note_team(self._call(here).run(scratch if self._own_scratch is None else self._own_scratch))
+        record = threads.team_record()
+        record[0] = self._call(here).run(scratch if self._own_scratch is None else self._own_scratch)
 
     def _call(self, chosen: Plan) -> _kernels.Call:
         return _kernels.Call(

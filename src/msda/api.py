@@ -160,7 +160,8 @@ def backward(
             created = allocate(like.shape, like.dtype)
             results[k] = created
             targets[k] = created[..., ::-1] if k == 1 and coordinate_order == "yx" else created
-    if any(target is not None and target.size for target in targets):
+    gradients = Gradients(*results)
+    if sum([target.size for target in targets if target is not None]):
         _run(
             chosen,
             inputs,
@@ -169,11 +170,14 @@ def backward(
             grad_locations=targets[1],
             grad_weights=targets[2],
         )
-    return Gradients(*results)
+    return gradients
 
 
 def _run(chosen: Plan, inputs: Inputs, **arrays: NDArray[Any] | None) -> None:
+    # Nothing that can fail may follow the run: a failed call leaves the caller's arrays as they were.
     call = _kernels.Call(
         chosen, inputs.levels, inputs.value, inputs.sampling_locations, inputs.attention_weights, **arrays
     )
-    threads.note_team(call.run(np.empty(call.scratch_bytes, np.uint8)))
+    scratch = np.empty(call.scratch_bytes, np.uint8)
+    record = threads.team_record()
+    record[0] = call.run(scratch)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msda.arguments import Inputs
-from msda.reference import query_blocks
+from msda.reference import query_block_count
 
 #: How often a row must be touched, on average, before packing the rows pays (docs/performance.md).
 TOUCHES_TO_PACK = 8
@@ -67,7 +67,7 @@ def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Pl
     """Plan a backward pass with the gradient of value; `out_value` is the caller's array for it, if any."""
     shape = _shape_of(inputs)
     # Without samples no block adds anything.
-    blocks = max(1, len(query_blocks(shape.weights[1]))) if inputs.attention_weights.size else 1
+    blocks = max(1, query_block_count(shape.weights[1])) if inputs.attention_weights.size else 1
     # The private sum of a block can be the caller's array only where there is one block.
     packed = (
         blocks > 1

@@ -18,7 +18,16 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from msda import arguments
 from msda.gradients import Gradients
 
-__all__ = ["NUMERICS_VERSION", "QUERY_BLOCK", "backward", "forward", "lanes", "query_blocks", "round_to"]
+__all__ = [
+    "NUMERICS_VERSION",
+    "QUERY_BLOCK",
+    "backward",
+    "forward",
+    "lanes",
+    "query_block_count",
+    "query_blocks",
+    "round_to",
+]
 
 #: The number of this definition. It changes whenever the bits of any result do.
 NUMERICS_VERSION = 1
@@ -133,6 +142,11 @@ coordinate_order
         )
 
 
+def query_block_count(num_queries: int) -> int:
+    """Give the number of `query_blocks`."""
+    return -(-num_queries // QUERY_BLOCK)
+
+
 def query_blocks(num_queries: int) -> list[tuple[int, int]]:
     """Cut the queries into nearly equal blocks of at most ``QUERY_BLOCK``.
 
@@ -147,7 +161,7 @@ def query_blocks(num_queries: int) -> list[tuple[int, int]]:
     list of (begin, end)
         Block after block, in ascending order; empty where there are no queries.
     """
-    blocks = -(-num_queries // QUERY_BLOCK)
+    blocks = query_block_count(num_queries)
     return [(i * num_queries // blocks, (i + 1) * num_queries // blocks) for i in range(blocks)]
 
 

@@ -75,11 +75,14 @@ def check_num_threads(n: SupportsIndex, name: str = "num_threads") -> int:
     try:
         # By name, since NumPy has a bool of its own, which NumPy 2.0 takes for an index.
         count = None if type(n).__name__ == "bool" else operator.index(n)
-    except TypeError:
-        count = None
+        cause = None
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the object's own __index__ raises
+        count, cause = None, error
     if count is None:
         given = f"{reprlib.repr(n)} of type {type(n).__name__}"
-        raise TypeError(f"{name} must be an integer of at least 1, got {given}")
+        raise TypeError(f"{name} must be an integer of at least 1, got {given}") from cause
     if count < 1:
         raise ValueError(f"{name} must be at least 1, got {reprlib.repr(n)}")
     return min(count, MAX_THREADS)
@@ -296,11 +299,17 @@ def forked() -> bool:
 _ran = threading.local()
 
 
-def note_team(size: int) -> None:
-    """Remember how many threads ran in the last call of this Python thread."""
-    _ran.team = size
+def team_record() -> list[int | None]:
+    """Return this Python thread's record of the team of its last call: one entry, to be overwritten.
+
+    That is all that is left to do once a call has written its results, and cannot fail.
+    """
+    record: list[int | None] | None = getattr(_ran, "team", None)
+    if record is None:
+        record = _ran.team = [None]
+    return record
 
 
 def last_team() -> int | None:
     """Return the number of threads that ran in the last call of this Python thread, None before the first."""
-    return getattr(_ran, "team", None)
+    return team_record()[0]

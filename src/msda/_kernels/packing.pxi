@@ -5,8 +5,12 @@
 # compute type with neighbouring channels, rows are touched where they are (plan.py).
 
 
+cdef enum:
+    GROUP_ROWS = 64
+
+
 cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ssize_t h, Py_ssize_t part,
-                     real kind) noexcept nogil:
+                     bint calling_thread, real kind) noexcept nogil:
     # Makes the unit's rows of value readable from slot.value_base on.
     cdef Py_ssize_t first = call.part_rows[part, 0], last = call.part_rows[part, 1]
     cdef Py_ssize_t key, channel
@@ -31,6 +35,8 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
         return
     slot.packed_unit = unit
     for key in range(first, last):
+        if key % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+            return
         row = <real*>(slot.value_base + (key - first) * call.value_step)
         if key + ROWS_AHEAD < last:
             prefetch_strip(<const char*>&call.value[b, key + ROWS_AHEAD, h, 0, 0],
@@ -44,26 +50,26 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
 # Most blocks touch a part of the rows only: neighbouring queries sample neighbouring pixels. What a block has not
 # touched is still zero, and need neither be added nor cleared. That is kept for groups of rows.
 
-cdef enum:
-    GROUP_ROWS = 64
-
-
 cdef inline Py_ssize_t row_groups(Py_ssize_t rows) noexcept nogil:
     return (rows + GROUP_ROWS - 1) // GROUP_ROWS
 
 
-cdef void clear_grad_rows(Call call, Slot* slot, Py_ssize_t part) noexcept nogil:
+cdef void clear_grad_rows(Call call, Slot* slot, Py_ssize_t part, bint calling_thread) noexcept nogil:
     # Rows of the gradient start from +0, in every block.
     cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
     cdef Py_ssize_t row, group
     if call.packed:
         for group in range(row_groups(rows)):
             if slot.touched[group]:
+                if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                    return
                 # The whole group, whether or not all of it belongs to this unit: the flag speaks for all.
                 for row in range(group * GROUP_ROWS, min(call.most_rows, (group + 1) * GROUP_ROWS)):
                     memset(slot.grad_base + row * call.grad_step, 0, call.row_bytes)
     elif call.clear_grad_value:
         for row in range(rows):
+            if row % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                return
             memset(slot.grad_base + row * call.grad_step, 0, call.channels * call.real_size)
 
 

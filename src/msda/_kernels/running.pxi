@@ -40,6 +40,8 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
         run_chunk(call, unit, chunk, slot, calling_thread, kind)
         if call.want_value and call.packed:
             for group in range(groups):
+                if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                    break
                 fold_blocks(call, unit, group, slot, 1, slot.earlier_blocks, chunk == 0,
                             chunk == call.chunks - 1, kind)
     msda_restore_fp_mode(&mode)
@@ -94,14 +96,14 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
     cdef Py_ssize_t b = unit // call.parts // call.heads
     cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
-    enter_unit(call, slot, unit, b, h, part, kind)
+    enter_unit(call, slot, unit, b, h, part, calling_thread, kind)
     if call.want_value:
-        clear_grad_rows(call, slot, part)
+        clear_grad_rows(call, slot, part, calling_thread)
     if call.adds_blocks():
         begin_block(call, slot, samples)
     if samples == 0 and not call.forward_pass:
         q = end
-    while q < end and not msda_look(&call.progress.stop):
+    while q < end and go_on(call, calling_thread, call.tile_queries * samples * (call.padded_channels + 16)):
         count = min(call.tile_queries, end - q)
         if samples > 0:
             load_samples(call, slot, part, b, h, q, count, kind)
@@ -113,8 +115,6 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
         else:
             backward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         q += count
-        if calling_thread:
-            count_work(call, count * samples * (call.padded_channels + 16))
     if call.adds_blocks():
         end_block(call, slot, part, samples)
 

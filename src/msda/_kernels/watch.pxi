@@ -48,12 +48,14 @@ cdef void end_item(Call call, bint calling_thread) noexcept nogil:
         msda_pause(turn)
 
 
-cdef void count_work(Call call, int64_t work) noexcept nogil:
-    # Of the calling thread.
-    call.progress.work += work
-    if call.progress.listening and call.progress.work > WORK_PER_LOOK:
-        call.progress.work = 0
-        look_at_signals(call)
+cdef inline bint go_on(Call call, bint calling_thread, int64_t work) noexcept nogil:
+    # Called after every bit of work, in multiply-adds or elements moved: False once a signal handler has raised.
+    if calling_thread and call.progress.listening:
+        call.progress.work += work
+        if call.progress.work > WORK_PER_LOOK:
+            call.progress.work = 0
+            look_at_signals(call)
+    return not msda_look(&call.progress.stop)
 
 
 cdef void look_at_signals(Call call) noexcept nogil:

@@ -84,17 +84,17 @@ PEERS = {
 
 
 def _tensors(case: Mapping[str, NDArray[Any]], wrt: Collection[str]) -> dict[str, Any]:
-    """Return copies of the inputs, in order, of which those in `wrt` require gradients."""
+    """Return copies of the inputs, in order, in memory of PyTorch's; those in `wrt` require gradients."""
     torch: Any = importlib.import_module("torch")
     tensors = {}
     for name in cases.INPUTS:
-        array = case[name]
+        array = case[name].astype(case[name].dtype.newbyteorder("="), order="C")
         if name not in cases.FLOAT_INPUTS:
-            tensors[name] = torch.from_numpy(array.astype(np.int64, order="C"))
+            tensors[name] = torch.tensor(array.astype(np.int64))
         elif array.dtype.name == "bfloat16":  # unknown to PyTorch as a NumPy dtype
-            tensors[name] = torch.from_numpy(array.copy().view(np.int16)).view(torch.bfloat16)
+            tensors[name] = torch.tensor(array.view(np.int16)).view(torch.bfloat16)
         else:
-            tensors[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+            tensors[name] = torch.tensor(array)
     for name in wrt:
         tensors[name].requires_grad_()
     return tensors
