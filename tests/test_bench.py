@@ -144,11 +144,11 @@ def test_alone(capsys):
     assert captured.err == ""
     heading, _, *lines = captured.out.splitlines()
     assert heading == f"msda {msda.__version__} ({msda.runtime_info()['isa']}), at most 2 threads, float32"
-    assert re.split(r" {2,}", lines[0]) == ["workload", "pass", "ours, ms"]
+    assert re.split(r" {2,}", lines[0]) == ["workload", "pass", "ours, ms", "ns/corner"]
     rows = table(captured.out)
     assert [(row["workload"], row["pass"]) for row in rows] == [("small", "forward"), ("small", "backward")]
     assert all(re.fullmatch(NUMBER, row["ours, ms"]) for row in rows)
-    assert "2 runs" in lines[-1] and "theirs" not in captured.out
+    assert "the median of 2 runs in turn" in lines[-2] and "theirs" not in captured.out
 
 
 def test_all_six_workloads_unless_some_are_named(capsys, monkeypatch):
@@ -162,22 +162,29 @@ def test_all_six_workloads_unless_some_are_named(capsys, monkeypatch):
     run(capsys, "bev", "small", "bev", "--against", "none", "--repeats", 1)
     assert made == ["bev", "small"]
     made = []
-    run(capsys, "unusual", "--against", "none", "--repeats", 1)
-    assert made == list(workloads.UNUSUAL)
+    run(capsys, "maps", "small", "--against", "none", "--repeats", 1)
+    assert made == ["map_16", "map_32", "map_64", "map_128", "map_200", "map_400", "small"]
 
 
-@pytest.mark.parametrize("name", workloads.UNUSUAL)
-def test_unusual_workloads_are_what_they_are_called(name):
-    workload = workloads.UNUSUAL[name]
+@pytest.mark.parametrize("name", workloads.GROUPS["unusual"] | workloads.GROUPS["maps"])
+def test_further_workloads_are_what_they_are_called(name):
+    workload = workloads.ALL[name]
     kind, _, number = name.partition("_")
     found = {
         "channels": workload.channels,
         "points": workload.num_points,
         "levels": len(workload.spatial_shapes),
     }
-    usual = {"channels": 32, "points": 4, "levels": 3}
-    assert found == usual | {kind: int(number)}
-    assert workload.number not in {other.number for other in workloads.WORKLOADS.values()}
+    if kind == "map":
+        assert found == {"channels": 32, "points": 4, "levels": 1}
+        assert workload.spatial_shapes == ((int(number), int(number)),)
+    else:
+        assert found == {"channels": 32, "points": 4, "levels": 3} | {kind: int(number)}
+
+
+def test_every_workload_has_numbers_of_its_own():
+    numbers = [workload.number for workload in workloads.ALL.values()]
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_a_case(capsys, small_case):
@@ -203,7 +210,7 @@ def test_settings_are_compared_with_the_first(capsys):
 def test_columns_for_what_differs(capsys):
     arguments = ["small", "--against", "none", "--repeats", 1]
     rows = table(run(capsys, *arguments, "--threads", "1,2").out)
-    assert list(rows[0]) == ["workload", "pass", "threads", "ours, ms", "vs first"]
+    assert list(rows[0]) == ["workload", "pass", "threads", "ours, ms", "ns/corner", "vs first"]
     assert [row["threads"] for row in rows] == ["1", "2", "1", "2"]
     assert rows[0]["vs first"] == rows[2]["vs first"] == "1.00 +-0%"
     rows = table(run(capsys, *arguments, "--dtype", "float64,float16").out)
@@ -236,7 +243,14 @@ def test_the_table(fake, capsys):
     captured = run(capsys, "small", "--repeats", 2)
     assert captured.err == ""
     rows = table(captured.out)
-    assert list(rows[0])[2:] == ["ours, ms", "against", "theirs, ms", "theirs / ours", "differs by"]
+    assert list(rows[0])[2:] == [
+        "ours, ms",
+        "ns/corner",
+        "against",
+        "theirs, ms",
+        "theirs / ours",
+        "differs by",
+    ]
     for row in rows:
         assert row["against"] == "fake"
         assert all(re.fullmatch(NUMBER, row[name]) for name in ("ours, ms", "theirs, ms", "theirs / ours"))
@@ -260,6 +274,8 @@ def test_the_document(fake, capsys):
     for entry in forward, backward:
         assert (entry["workload"], entry["dtype"], entry["threads"]) == ("small", "float32", 1)
         assert (entry["team"], entry["against"]) == (1, "fake")
+        assert entry["corners"] == 4 * 100 * 4 * 2 * 4
+        assert entry["ns_per_corner"] == entry["ours"]["median"] * 1e9 / entry["corners"]
         for name in ("ours", "theirs", "ratio", "vs_first"):
             runs = sorted(entry[name]["runs"])
             assert len(runs) == 5 and runs[0] > 0
@@ -404,7 +420,7 @@ def test_missing_peers_are_named(no_peers, capsys):
         f"msda bench: one and two are not installed; to install: {command}\n"
         "msda bench: three is not installed; to install: pip install three\n"
     )
-    assert list(table(captured.out)[0]) == ["workload", "pass", "ours, ms"]
+    assert list(table(captured.out)[0]) == ["workload", "pass", "ours, ms", "ns/corner"]
     assert run(capsys, "small", "--repeats", 1, "--against", "none").err == ""
     assert error_line(capsys, "small", "--against", "two") == f"two is not installed; to install: {command}"
     assert error_line(capsys, "--against", "all") == captured.err.replace("msda bench: ", "").replace(
@@ -467,9 +483,7 @@ def test_a_wrong_command_line(arguments, message, capsys):
 
 
 def test_what_cannot_be_run(capsys, tmp_path, small_case):
-    assert error_line(capsys, "encodr").startswith(
-        "'encodr' is neither a workload (encoder, encoder_random, "
-    )
+    assert error_line(capsys, "encodr").startswith("'encodr' is neither a workload (unusual, maps, encoder, ")
     path = tmp_path / "none.npz"
     assert error_line(capsys, "small", path) == f"cannot read {path}: No such file or directory"
     assert error_line(capsys, "./none") == "cannot read ./none: No such file or directory"
@@ -524,6 +538,31 @@ def test_batches(monkeypatch):
     assert now[0] - before == pytest.approx(0.02)
     durations = iter([0.2])
     assert bench._batch(call)[0] == 1
+
+
+def test_all_sides_are_timed_over_as_many_calls(two_peers, capsys, monkeypatch):
+    needed, timed = iter(range(1, 100)), []
+
+    def batch(call):
+        return next(needed), call()
+
+    def record(call, calls):
+        timed.append(calls)
+        return 1e-3, call()
+
+    monkeypatch.setattr(bench, "_batch", batch)
+    monkeypatch.setattr(bench, "_timed", record)
+    run(capsys, "small", "--against", "one", "--threads", "1,2", "--repeats", 1)
+    assert timed == [7, 7, 8, 8] * 2
+
+
+def test_a_case_without_queries(capsys, small_case):
+    with np.load(small_case) as archive:
+        case = {name: archive[name] for name in cases.INPUTS}
+    queries = ("sampling_locations", "attention_weights", "grad_output")
+    np.savez(small_case, **case | {name: case[name][:, :0] for name in queries})
+    rows = table(run(capsys, small_case, "--against", "none", "--repeats", 1).out)
+    assert [row["ns/corner"] for row in rows] == ["0", "0"]
 
 
 # The bar

@@ -826,18 +826,18 @@ def test_ctrl_c(start, call):
         assert script.output() == "right"
 
 
-# Four threads, and much to do for one item alone: the second batch element, or the last of five query blocks,
-# which are worked on in rounds.
+# Four threads, and much to do for one item alone: the second batch element, or the second of five query blocks,
+# which are worked on in rounds, the first of each by the main thread.
 UNEVEN = """
     import msda
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     queries = 20_000
     blocks(queries)
-    batch, parts, long = {"items": (4, 1, 1), "rounds": (1, 5, 0)}[os.environ["SHAPE"]]
+    batch, parts, long, first = {"items": (4, 1, 1, 0), "rounds": (1, 5, 0, queries)}[os.environ["SHAPE"]]
     inputs, grad_output = long_case(parts * queries, 1024, 1024, batch)
     where = np.full((batch, parts * queries), 5, np.float32)
-    where[long, -queries:] = 0.5
+    where[long, first:first + queries] = 0.5
     where[:, ::200] = 0.5
     locations = np.broadcast_to(where[:, :, None, None, None, None], inputs[3].shape)
     inputs = (*inputs[:3], locations, inputs[4])

@@ -27,8 +27,6 @@ from msda.cli.errors import CommandError, one_line, shown
 from msda.cli.peers import PEERS, Call
 from msda.threads import check_num_threads, last_team
 
-_KNOWN = workloads.WORKLOADS | workloads.UNUSUAL
-
 GRADIENTS = ("value", "sampling_locations", "attention_weights")
 
 #: How far a peer's results may be from ours: relative L2 distances. In float32 arithmetic a position next to
@@ -48,8 +46,8 @@ _PAUSE_SECONDS = 0.02
 
 _DESCRIPTION = f"""\
 Time forward and backward passes, in alternation with the other implementations that are installed. Before, their
-results are compared with ours. Workloads: {", ".join(workloads.WORKLOADS)}, which are run when nothing is named;
-{", ".join(workloads.UNUSUAL)}, for all of which "unusual" stands."""
+results are compared with ours. When nothing is named, these workloads are run: {", ".join(workloads.WORKLOADS)}.
+{" ".join(f"The name {name} stands for {', '.join(group)}." for name, group in workloads.GROUPS.items())}"""
 
 
 class Setting(NamedTuple):
@@ -67,7 +65,8 @@ class Measurement(NamedTuple):
     dtype: str
     setting: Setting
     forward: bool
-    team: int | None  # threads that ran in ours
+    team: int  # threads that ran in ours
+    corners: int  # pixels that are read by all samples together
     against: str | None
     ours: list[float]
     theirs: list[float]  # empty without a peer
@@ -191,14 +190,15 @@ def _given_cases(names: Sequence[str]) -> dict[str, dict[str, NDArray[Any]] | No
     """Return the cases among `names`, which are read now, and None for each workload, which is made later."""
     given: dict[str, dict[str, NDArray[Any]] | None] = {}
     for name in names:
-        if name == "unusual":
-            given |= dict.fromkeys(workloads.UNUSUAL)
-        elif name in _KNOWN:
+        if name in workloads.GROUPS:
+            given |= dict.fromkeys(workloads.GROUPS[name])
+        elif name in workloads.ALL:
             given[name] = None
         elif name.endswith(".npz") or os.path.dirname(name) or os.path.exists(name):
             given[shown(name)] = cases.read(name)
         else:
-            raise CommandError(f"{name!r} is neither a workload ({', '.join(_KNOWN)}) nor a file")
+            known = ", ".join([*workloads.GROUPS, *workloads.ALL])
+            raise CommandError(f"{name!r} is neither a workload ({known}) nor a file")
     return given
 
 
@@ -271,15 +271,15 @@ class _Side:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.times: tuple[list[float], list[float]] = ([], [])
-        self.teams: tuple[int | None, int | None] = (None, None)  # threads that ran, if it is ours
+        self.teams = (1, 1)  # threads that ran, if it is ours
 
     def compute(self) -> list[NDArray[Any]]:
         """Return the output and the gradients."""
         self.call.enter()
         output = self.call.forward()
-        forward_team = last_team()
+        forward_team = last_team() or 1
         gradients = self.call.backward(output)
-        self.teams = (forward_team, last_team())
+        self.teams = (forward_team, last_team() or 1)
         return [self.call.to_numpy(result) for result in (output, *gradients) if result is not None]
 
     def batches(self) -> tuple[int, int]:
@@ -341,6 +341,7 @@ class _Pair:
     ) -> None:
         self._workload, self._against, self._setting = workload, against, setting
         self._dtype = _dtype_of(case, setting)
+        self._corners = 4 * case["attention_weights"].size
         if setting.dtype is not None:
             case = cases.cast(case, cases.dtype_named(setting.dtype))
         ours = _Side(_ours(case, setting))
@@ -380,6 +381,7 @@ class _Pair:
                 setting=self._setting,
                 forward=number == 0,
                 team=self._sides[0].teams[number],
+                corners=self._corners,
                 against=self._against,
                 ours=ours[number],
                 theirs=theirs[number],
@@ -481,7 +483,9 @@ class _Table:
         self._default_threads = default_threads
         self._repeats = repeats
         self._settings = settings
-        self._dtype = "float32" if set(names) <= set(_KNOWN) else "float32, if a case does not say otherwise"
+        self._dtype = (
+            "float32" if set(names) <= set(workloads.ALL) else "float32, if a case does not say otherwise"
+        )
         self._compares = bool(peers)
         widest: dict[str, Sequence[str]] = {"workload": names, "pass": ["backward"]}
         if len({setting.wrt for setting in settings}) > 1:
@@ -491,6 +495,7 @@ class _Table:
         if len({setting.threads for setting in settings}) > 1:
             widest["threads"] = []
         widest["ours, ms"] = ["1234 +-123%"]
+        widest["ns/corner"] = []
         if len(settings) > 1:
             widest["vs first"] = ["1.23 +-123%"]
         if peers:
@@ -518,7 +523,8 @@ class _Table:
         """Return what comes after the rows."""
         notes = [
             f"Times are of one call: the median of {_counted(self._repeats, 'run')} in turn, and half the distance "
-            "between the quartiles."
+            "between the quartiles.",
+            "ns/corner: our time for each of the four corners of a sample, on each of the threads that ran.",
         ]
         if len(self._settings) > 1:
             notes.append("vs first: the time in the first setting divided by that in this one, run by run.")
@@ -539,6 +545,7 @@ class _Table:
             "dtype": measurement.dtype,
             "threads": str(measurement.setting.threads or self._default_threads),
             "ours, ms": _spread(measurement.ours, 1e3),
+            "ns/corner": _three_digits(_nanoseconds(measurement)),
             "vs first": _spread(_ratios(measurement.first, measurement.ours)),
         }
         if measurement.against is not None:
@@ -559,11 +566,20 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _spread(numbers: Sequence[float], unit: float = 1.0) -> str:
-    """Return the median, with three digits, and half the distance between the quartiles, in per cent of it."""
+    """Return the median, and half the distance between the quartiles in per cent of it."""
     low, median, high = _quartiles(numbers)
-    shown_median = median * unit
-    decimals = max(0, 2 - math.floor(math.log10(shown_median)))
-    return f"{shown_median:.{decimals}f} +-{(high - low) / 2 / median:.0%}"
+    return f"{_three_digits(median * unit)} +-{(high - low) / 2 / median:.0%}"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}" if number > 0 else "0"
+
+
+def _nanoseconds(measurement: Measurement) -> float:
+    """Return what a corner costs, on each thread; 0 if there is none."""
+    if measurement.corners == 0:
+        return 0.0
+    return _quartiles(measurement.ours)[1] * 1e9 * measurement.team / measurement.corners
 
 
 def _document(
@@ -592,6 +608,8 @@ def _entry(measurement: Measurement, default_threads: int) -> dict[str, Any]:
         "dtype": measurement.dtype,
         "threads": measurement.setting.threads or default_threads,
         "team": measurement.team,
+        "corners": measurement.corners,
+        "ns_per_corner": _nanoseconds(measurement),
         "ours": _summary(measurement.ours),
         "vs_first": _summary(_ratios(measurement.first, measurement.ours)),
         "against": measurement.against,

@@ -45,28 +45,43 @@ WORKLOADS = {
 
 _VARIED = ((64, 64), (32, 32), (16, 16))
 
-#: The same in shapes that occur less often.
-UNUSUAL = {
-    "channels_8": Workload(7, _VARIED, near=True, channels=8),
-    "channels_13": Workload(8, _VARIED, near=True, channels=13),
-    "channels_16": Workload(9, _VARIED, near=True, channels=16),
-    "channels_71": Workload(10, _VARIED, near=True, channels=71),
-    "channels_256": Workload(11, _VARIED, near=True, channels=256),
-    "points_1": Workload(12, _VARIED, near=True, num_points=1),
-    "points_16": Workload(13, _VARIED, near=True, num_points=16),
-    "levels_1": Workload(14, _VARIED[:1], near=True),
-    "levels_16": Workload(15, 16 * ((16, 16),), near=True),
+#: Further workloads, in groups that can be named as a whole.
+GROUPS = {
+    # shapes that occur less often
+    "unusual": {
+        "channels_8": Workload(7, _VARIED, near=True, channels=8),
+        "channels_13": Workload(8, _VARIED, near=True, channels=13),
+        "channels_16": Workload(9, _VARIED, near=True, channels=16),
+        "channels_71": Workload(10, _VARIED, near=True, channels=71),
+        "channels_256": Workload(11, _VARIED, near=True, channels=256),
+        "points_1": Workload(12, _VARIED, near=True, num_points=1),
+        "points_16": Workload(13, _VARIED, near=True, num_points=16),
+        "levels_1": Workload(14, _VARIED[:1], near=True),
+        "levels_16": Workload(15, 16 * ((16, 16),), near=True),
+    },
+    # the same work on maps of 32 KiB to 20 MiB for each head: how the caches tell
+    "maps": {
+        "map_16": Workload(16, ((16, 16),), num_queries=20000),
+        "map_32": Workload(17, ((32, 32),), num_queries=20000),
+        "map_64": Workload(18, ((64, 64),), num_queries=20000),
+        "map_128": Workload(19, ((128, 128),), num_queries=20000),
+        "map_200": Workload(20, ((200, 200),), num_queries=20000),
+        "map_400": Workload(21, ((400, 400),), num_queries=20000),
+    },
 }
+
+#: All of them by name.
+ALL = WORKLOADS | GROUPS["unusual"] | GROUPS["maps"]
 
 
 def make(name: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the workload `name`, usual or not, by the names and in the order of `msda.backward`.
+    """Return the arrays of the workload `name`, one of `ALL`, by the names and in the order of `msda.backward`.
 
     value and grad_output are approximately standard normal. Locations are uniform in [0, 1), or the
     centre of the query's own pixel plus an approximately normal offset of 3 pixels of each level.
     Weights are uniform, then normalised over levels and points. Floats are float32.
     """
-    workload = (WORKLOADS | UNUSUAL)[name]
+    workload = ALL[name]
     shapes = np.array(workload.spatial_shapes, dtype=np.int64)
     sizes = shapes.prod(axis=1)
     num_queries = workload.num_keys if workload.num_queries is None else workload.num_queries
