@@ -25,7 +25,7 @@ install "$venv"
 # request for more memory than there is fails as it does without them.
 sanitized=(env
   LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so) $(gcc -print-file-name=libstdc++.so.6)"
-  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
   UBSAN_OPTIONS=print_stacktrace=1
   PYTHONMALLOC=malloc
   "$venv")

@@ -21,7 +21,14 @@ cdef void run_items(Call call, real kind) noexcept nogil:
     else:
         expect_items(call, items)
         for i in prange(items, num_threads=call.threads, schedule="dynamic", chunksize=1):
-            run_item(call, i, &call.slots[threadid()], threadid() == 0, kind)
+            run_item(call, spread(i, items, call.threads), &call.slots[threadid()], threadid() == 0, kind)
+
+
+cdef inline Py_ssize_t spread(Py_ssize_t i, Py_ssize_t items, Py_ssize_t threads) noexcept nogil:
+    # The item to take as the i-th. Those that run at the same time lie far apart: neighbouring heads write to
+    # neighbouring places, and may share a cache line.
+    cdef Py_ssize_t lane = i % threads
+    return lane * (items // threads) + min(lane, items % threads) + i // threads
 
 
 cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
