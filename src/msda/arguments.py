@@ -326,10 +326,14 @@ def _integers(name: str, given: Any) -> tuple[list[Any], NDArray[Any] | None]:
 
 def _integer(name: str, item: Any) -> int:
     """Read an element of a list."""
-    try:
-        number = None if isinstance(item, bool) else operator.index(item)
-    except Exception:
-        number = None
+    number: int | None
+    if type(item) is int:  # outside of a try: what a signal handler raises is not ours to catch
+        number = item
+    else:
+        try:
+            number = None if isinstance(item, bool) else operator.index(item)
+        except Exception:
+            number = None
     if number is None:
         raise TypeError(f"{name} must hold integers, got {described(item)} in it")
     if number.bit_length() > 64:

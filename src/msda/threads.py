@@ -72,14 +72,16 @@ def check_num_threads(n: SupportsIndex, name: str = "num_threads") -> int:
     ValueError
         If `n` is less than 1.
     """
-    try:
-        # By name, since NumPy has a bool of its own, which NumPy 2.0 takes for an index.
-        count = None if type(n).__name__ == "bool" else operator.index(n)
-        cause = None
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever the object's own __index__ raises
-        count, cause = None, error
+    count: int | None
+    cause = None
+    if type(n) is int:  # outside of a try: what a signal handler raises is not ours to catch
+        count = n
+    else:
+        try:
+            # By name, since NumPy has a bool of its own, which NumPy 2.0 takes for an index.
+            count = None if type(n).__name__ == "bool" else operator.index(n)
+        except Exception as error:  # whatever the object's own __index__ raises
+            count, cause = None, error
     if count is None:
         given = f"{reprlib.repr(n)} of type {type(n).__name__}"
         raise TypeError(f"{name} must be an integer of at least 1, got {given}") from cause
