@@ -41,22 +41,30 @@ EXACT_FLAGS = [
 # A linker driver that sees -ffast-math would add start-up code that flushes subnormal numbers to zero.
 LINK_FLAGS = ["-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations"]
 
+X86 = any(name in sysconfig.get_platform() for name in ("x86_64", "amd64"))
+# No more than x86-64 has, whatever -march=native says; and no x87, which rounds late.
+X86_FLAGS = ["-march=x86-64", "-mfpmath=sse"]
+BASELINE_FLAGS = [*X86_FLAGS, "-mno-avx"] if X86 else []
+
 # For each instruction set the bytes of a vector, which the kernels are written in (rows.h), and the compiler's
 # flags. No fused operations in any of them, though the machines have them.
 ISA_FLAGS = {
-    "baseline": (16, []),
-    "avx2": (32, ["-mavx2", "-mf16c", "-mno-fma"]),
+    "baseline": (16, BASELINE_FLAGS),
+    "avx2": (32, [*X86_FLAGS, "-mavx2", "-mf16c", "-mno-fma", "-mno-avx512f"]),
     "avx512": (
         64,
-        ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mf16c", "-mprefer-vector-width=512"],
+        [
+            *X86_FLAGS,
+            *("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mf16c"),
+            "-mprefer-vector-width=512",
+        ],
     ),
 }
 
 
 def chosen_isas():
     """The instruction sets to build for, the baseline first."""
-    x86 = any(name in sysconfig.get_platform() for name in ("x86_64", "amd64"))
-    default = ",".join(ISA_FLAGS) if x86 else "baseline"
+    default = ",".join(ISA_FLAGS) if X86 else "baseline"
     names = [name.strip() for name in os.environ.get("MSDA_BUILD_ISAS", default).split(",") if name.strip()]
     unknown = sorted(set(names) - set(ISA_FLAGS))
     if unknown:
@@ -65,12 +73,14 @@ def chosen_isas():
 
 
 def extensions():
-    depends = [str(path) for pattern in ("*.pxi", "*.h") for path in sorted(Path(KERNELS).glob(pattern))]
+    depends = ["setup.py"] + [
+        str(path) for pattern in ("*.pxi", "*.h") for path in sorted(Path(KERNELS).glob(pattern))
+    ]
     found = [
         Extension(
             "msda._kernels._system",
             [f"{KERNELS}/_system.pyx"],
-            extra_compile_args=EXACT_FLAGS,
+            extra_compile_args=EXACT_FLAGS + BASELINE_FLAGS,
             extra_link_args=LINK_FLAGS,
         )
     ]
@@ -96,9 +106,9 @@ class BuildExtensions(build_ext):
     def build_extensions(self):
         from Cython.Build import cythonize
 
-        if not self.inplace:
-            # What an earlier build with other settings left, which would be taken for up to date.
-            for old in Path(self.build_lib, "msda", "_kernels").glob("*.so"):
+        # What an earlier build with other settings left would be taken for up to date, or loaded.
+        for folder in [Path(self.build_lib, "msda", "_kernels"), *([Path(KERNELS)] if self.inplace else [])]:
+            for old in folder.glob("*.so"):
                 old.unlink()
         generated = cythonize(
             self.extensions,

@@ -707,3 +707,32 @@ def test_more_than_2_to_the_31_elements_touched_in_place(plans):
     assert not plans[-1].packed
     assert_far_end(computed.pop("grad_value"), expected.pop("grad_value"))
     assert_same(computed, expected)
+
+
+def test_an_axis_of_one_key_may_have_any_stride():
+    """Its stride leads nowhere, but would lead far outside."""
+    value = np.ones((4, 5, 1, 4), np.float32)[::2, :: 2**49]
+    rest = (
+        [(1, 1)],
+        None,
+        np.full((2, 1, 1, 1, 1, 2), 0.1, np.float32),
+        np.ones((2, 1, 1, 1, 1), np.float32),
+    )
+    grad_output = np.ones((2, 1, 4), np.float32)
+    plain = np.ascontiguousarray(value)
+    assert_same(msda.forward(value, *rest), msda.forward(plain, *rest), "forward")
+    expected = msda.backward(plain, *rest, grad_output)
+    assert_same(msda.backward(value, *rest, grad_output).value, expected.value, "backward")
+    assert_same(
+        msda.backward(plain, *rest, grad_output, out=(value, None, None)).value, expected.value, "out"
+    )
+
+
+@pytest.mark.parametrize(("keys", "queries"), [(2**60, 1), (2**40, 16385)])
+def test_rows_without_channels_take_no_time(keys, queries):
+    value = np.empty((1, keys, 1, 0), np.float32)
+    locations = np.full((1, queries, 1, 1, 1, 2), 0.5, np.float32)
+    inputs = (value, [(2**20, keys // 2**20)], None, locations, locations[..., 0])
+    grad_output = np.empty((1, queries, 0), np.float32)
+    gradients = msda.backward(*inputs, grad_output, out=(np.empty_like(value), None, None))
+    assert not gradients.sampling_locations.any() and not gradients.attention_weights.any()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -96,7 +96,7 @@ def backward(
     attention_weights: ArrayLike,
     grad_output: ArrayLike,
     *,
-    wrt: str | Iterable[str] = arguments.GRADIENT_NAMES,
+    wrt: str | Collection[str] = arguments.GRADIENT_NAMES,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     num_threads: SupportsIndex | None = None,
     coordinate_order: str = "xy",

@@ -66,8 +66,9 @@ def forward(inputs: Inputs, threads: int) -> Plan:
 def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Plan:
     """Plan a backward pass with the gradient of value; `out_value` is the caller's array for it, if any."""
     shape = _shape_of(inputs)
-    # Without samples no block adds anything.
-    blocks = max(1, query_block_count(shape.weights[1])) if inputs.attention_weights.size else 1
+    # Without samples, or without channels, no block adds anything.
+    adds = inputs.attention_weights.size and inputs.value.size
+    blocks = max(1, query_block_count(shape.weights[1])) if adds else 1
     # The private sum of a block can be the caller's array only where there is one block.
     packed = (
         blocks > 1
@@ -94,7 +95,7 @@ class _Shape(NamedTuple):
     def worth_packing(self) -> bool:
         _, num_queries, _, num_levels, num_points = self.weights
         touches = 4 * num_queries * num_levels * num_points
-        return touches > TOUCHES_TO_PACK * max(self.value[1], FEW_KEYS)
+        return self.value[3] > 0 and touches > TOUCHES_TO_PACK * max(self.value[1], FEW_KEYS)
 
 
 def _shape_of(inputs: Inputs) -> _Shape:
@@ -109,10 +110,12 @@ def _shape_of(inputs: Inputs) -> _Shape:
 def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
     """Whether the row functions can work on the rows of an array shaped like value."""
     dtype = array.dtype
+    if array.shape[3] == 0:
+        return True
     return (
         dtype.num == inputs.compute.num
         and dtype.isnative
-        and (array.strides[3] == dtype.itemsize or array.shape[3] <= 1)
+        and (array.strides[3] == dtype.itemsize or array.shape[3] == 1)
     )
 
 

@@ -10,20 +10,19 @@ set -euo pipefail
 # What each variant is: the settings of its build, and which instruction sets the build must have (on x86-64).
 fast="-Ofast -ffast-math -funsafe-math-optimizations -march=native -ffp-contract=fast"
 describe_variant() {
-  isas="baseline avx2"
+  isas="baseline avx2 avx512"
   case $1 in
     gcc) settings=(CC=gcc) ;;
     clang) settings=(CC=clang) ;;
     O0) settings=(CC="$(appending gcc -O0)") ;;
     no-openmp) settings=(MSDA_OPENMP=0) ;;
     baseline) settings=(MSDA_BUILD_ISAS=baseline) isas=baseline ;;
-    avx512) settings=("MSDA_BUILD_ISAS=baseline,avx2,avx512") isas="baseline avx2 avx512" ;;
     hostile) settings=(CC=gcc CFLAGS="$fast -flto=auto -mfma -mrecip -mfpmath=387 -fsingle-precision-constant" LDFLAGS="$fast -flto=auto") ;;
     hostile-clang) settings=(CC=clang CFLAGS="$fast -mfma -fapprox-func -fdenormal-fp-math=positive-zero" LDFLAGS="$fast") ;;
     *) die "no variant $1; there are: ${all[*]}" ;;
   esac
 }
-all=(gcc clang O0 no-openmp baseline avx512 hostile hostile-clang)
+all=(gcc clang O0 no-openmp baseline hostile hostile-clang)
 
 # appending COMPILER FLAG: a compiler that puts the flag after all others, setup.py's own included.
 appending() {

@@ -1,6 +1,6 @@
 """What this build and this machine have: OpenMP and instruction sets.
 
-Built for the baseline like nothing else of the x86-64 kernels may be assumed to run yet.
+Built for the baseline, since it runs before anything is known of the processor.
 """
 
 cdef extern from *:

@@ -163,6 +163,9 @@ cdef class Call:
                 self.most_samples, (self.part_begin[part + 1] - self.part_begin[part]) * self.points)
             self.most_rows = max(self.most_rows, self.part_rows[part, 1] - self.part_rows[part, 0])
 
+        if (<object>self.most_rows + TILE_SAMPLES) * self.channels * 16 > _MOST_BYTES \
+                or self.most_samples > _MOST_BYTES // 1024:
+            raise MemoryError(f"scratch memory for {self.most_rows} keys of {self.channels} channels")
         self.real_size = 8 if self.is_double else 4
         self.tile_queries = max(1, min(self.queries, TILE_SAMPLES // max(1, self.most_samples)))
         self.padded_channels = (self.channels * self.real_size + MSDA_VECTOR_BYTES - 1) \
@@ -172,12 +175,10 @@ cdef class Call:
             # A row of value and that of its gradient beside each other: one address, neighbouring lines.
             self.value_step = self.row_bytes * ((self.forward_pass or self.want_dots) + self.want_value)
             self.grad_step = self.value_step
-        else:
+        elif self.keys > 1 and self.channels > 0:
+            # An axis of one row may have any stride, and rows without channels too.
             self.value_step = self.value.strides[1]
             self.grad_step = self.grad_value.strides[1] if self.want_value else 0
-        if (<object>self.most_rows + self.tile_queries) * self.channels * 16 > _MOST_BYTES \
-                or self.most_samples > _MOST_BYTES // 1024:
-            raise MemoryError(f"scratch memory for {self.most_rows} keys of {self.channels} channels")
         if self.most_rows * abs(self.value_step) > FITS_THE_CACHE:
             self.fetched_bytes = min(self.value_step if self.packed else self.row_bytes, MOST_BYTES_OF_A_ROW)
         self.slot_bytes = <Py_ssize_t>self.lay_out(NULL, NULL)

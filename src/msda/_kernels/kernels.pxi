@@ -12,9 +12,10 @@
 #   backward.pxi   the three gradients
 #   running.pxi    work items on threads
 #
-# rows.h holds the arithmetic of rows, numbers.h that of formats, process.h what concerns threads.
+# rows.h holds the arithmetic of rows, positions.h that of positions, numbers.h that of formats; process.h what
+# concerns threads and caches. layout.py says how an array reaches the kernels.
 #
-# Everything below the Python-visible functions runs without the GIL, raises nothing and allocates nothing.
+# Once started, the kernels run without the GIL, raise nothing and allocate nothing.
 
 cimport cython
 from cython.parallel cimport prange, threadid

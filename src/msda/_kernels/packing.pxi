@@ -2,7 +2,8 @@
 #
 # Where many queries touch the rows, packing pays: the caller's rows of one head lie num_heads rows apart, and with
 # them every row falls into few sets of the cache. Where queries are few, and the arrays are already of the
-# compute type with neighbouring channels, rows are touched where they are (plan.py).
+# compute type with neighbouring channels, rows are touched where they are (plan.py); but the private sums of several
+# query blocks need packed rows.
 
 
 cdef enum:
@@ -58,6 +59,8 @@ cdef void clear_grad_rows(Call call, Slot* slot, Py_ssize_t part, bint calling_t
     # Rows of the gradient start from +0, in every block.
     cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
     cdef Py_ssize_t row, group
+    if call.channels == 0:
+        return
     if call.packed:
         for group in range(row_groups(rows)):
             if slot.touched[group]:

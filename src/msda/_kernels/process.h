@@ -1,4 +1,4 @@
-/* The process around a kernel: floating-point mode, team, progress of the work items. */
+/* What surrounds a kernel: floating-point mode, team, progress of the work items, lines of the cache. */
 #ifndef MSDA_PROCESS_H
 #define MSDA_PROCESS_H
 

@@ -13,6 +13,7 @@ typedef MASK QUAD_MASK __attribute__((vector_size(4 * REAL_BYTES)));
 
 /* Rows may lie at any address. */
 typedef REAL NAME(msda_anywhere) __attribute__((vector_size(MSDA_VECTOR_BYTES), aligned(1)));
+typedef REAL NAME(msda_one_anywhere) __attribute__((aligned(1)));
 MSDA_INLINE VEC NAME(load)(const REAL *p) { return *(const NAME(msda_anywhere) *)p; }
 MSDA_INLINE void NAME(store)(REAL *p, VEC v) { *(NAME(msda_anywhere) *)p = v; }
 
@@ -20,7 +21,7 @@ MSDA_INLINE void NAME(store)(REAL *p, VEC v) { *(NAME(msda_anywhere) *)p = v; }
 MSDA_INLINE VEC NAME(load_tail)(const REAL *p, ptrdiff_t n)
 {
     REAL part[WIDTH] = {0};
-    for (ptrdiff_t i = 0; i < n; i++) part[i] = p[i];
+    for (ptrdiff_t i = 0; i < n; i++) part[i] = ((const NAME(msda_one_anywhere) *)p)[i];
     return NAME(load)(part);
 }
 
@@ -28,7 +29,7 @@ MSDA_INLINE void NAME(store_tail)(REAL *p, VEC v, ptrdiff_t n)
 {
     REAL part[WIDTH];
     NAME(store)(part, v);
-    for (ptrdiff_t i = 0; i < n; i++) p[i] = part[i];
+    for (ptrdiff_t i = 0; i < n; i++) ((NAME(msda_one_anywhere) *)p)[i] = part[i];
 }
 
 /* Bilinear interpolation of WIDTH channels, in the order of the definition. */
@@ -142,10 +143,10 @@ MSDA_INLINE void NAME(scatter_n)(REAL *d00, REAL *d01, REAL *d10, REAL *d11, con
         NAME(store)(d11 + c, NAME(load)(d11 + c) + w11 * gc);
     }
     for (; c < n; c++) {
-        d00[c] += w00 * g[c];
-        d01[c] += w01 * g[c];
-        d10[c] += w10 * g[c];
-        d11[c] += w11 * g[c];
+        ((NAME(msda_one_anywhere) *)d00)[c] += w00 * g[c];
+        ((NAME(msda_one_anywhere) *)d01)[c] += w01 * g[c];
+        ((NAME(msda_one_anywhere) *)d10)[c] += w10 * g[c];
+        ((NAME(msda_one_anywhere) *)d11)[c] += w11 * g[c];
     }
 }
 

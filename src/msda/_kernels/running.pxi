@@ -64,11 +64,16 @@ cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogi
     while begin < items and not msda_look(&call.progress.stop):
         count = min(call.threads, items - begin)
         expect_items(call, count)
-        # Static, so that the calling thread has a block in every round, and looks at signals after it.
-        for i in prange(count, num_threads=call.threads, schedule="static", chunksize=1):
-            run_block(call, begin + i, &call.slots[i], threadid() == 0, kind)
-        for i in prange(groups, num_threads=call.threads, schedule="static"):
-            fold_round(call, begin, count, i, kind)
+        if call.threads == 1:
+            run_block(call, begin, &call.slots[0], True, kind)
+            for i in range(groups):
+                fold_round(call, begin, count, i, kind)
+        else:
+            # Static, so that the calling thread has a block in every round, and looks at signals after it.
+            for i in prange(count, num_threads=call.threads, schedule="static", chunksize=1):
+                run_block(call, begin + i, &call.slots[i], threadid() == 0, kind)
+            for i in prange(groups, num_threads=call.threads, schedule="static"):
+                fold_round(call, begin, count, i, kind)
         begin += count
 
 

@@ -15,7 +15,7 @@ cdef enum:
 cdef void begin_watch(Call call):
     memset(&call.progress, 0, sizeof(Progress))
     call.progress.team = 1
-    call.progress.listening = threading.current_thread() is threading.main_thread()
+    call.progress.listening = threading.get_ident() == threading.main_thread().ident
 
 
 cdef int end_watch(Call call) except -1:
