@@ -783,3 +783,13 @@ def test_no_digest_without_a_definition():
     for array in (np.zeros(3, np.complex64), np.array(["a"]), np.zeros(3, bool)):
         with pytest.raises(TypeError, match="no digest is defined for"):
             digest(array)
+
+
+def test_a_device_without_an_end_is_refused(capsys):
+    assert main(["grad", "/dev/zero"]) == 2
+    assert capsys.readouterr().err == "msda grad: error: cannot read /dev/zero: it is a device, not a file\n"
+
+
+def test_an_output_that_no_system_takes(capsys):
+    assert main(["grad", "-o", "a\0b"]) == 2
+    assert "cannot write" in capsys.readouterr().err

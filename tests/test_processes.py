@@ -996,3 +996,35 @@ def test_signal_handlers_that_raise_something_else(run):
         print(bits(case(), 2) == bits(case(), 1))
     """
     assert run(code).splitlines() == [*["after a while"] * 5, "True"]
+
+
+@needs_proc
+@pytest.mark.parametrize("call", ["many small items", "no samples"])
+def test_ctrl_c_where_there_is_little_to_compute(run, call):
+    code = f"""
+        import msda
+
+        def handler(*_):
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, handler)
+        size = 1 << 24
+        one = np.ones((size, 1, 1, 1), np.float32)
+        calls = {{
+            "many small items": lambda: msda.forward(
+                np.broadcast_to(np.float32(1), one.shape), [(1, 1)], None,
+                np.broadcast_to(np.float32(0.4), (size, 1, 1, 1, 1, 2)), one[..., None], out=one.copy()[:, :, 0],
+            ),
+            "no samples": lambda: msda.forward(
+                np.ones((1, 1, 1, 1), np.float32), [(1, 1)], None,
+                np.empty((1, 1 << 28, 1, 1, 0, 2), np.float32), np.empty((1, 1 << 28, 1, 1, 0), np.float32),
+            ),
+        }}
+        begin = time.process_time()
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            calls[{call!r}]()
+        except KeyboardInterrupt:
+            print(time.process_time() - begin < 4)
+    """
+    assert run(code).split() == ["True"]

@@ -652,3 +652,18 @@ def test_first_use_in_a_bound_thread():
 def test_this_machines_cgroup_is_read():
     found = threads._cgroup_cpus(Path("/proc/self/cgroup"), threads._CGROUP_ROOT)
     assert found is None or found >= 1
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_beyond_all_digits(sign):
+    """Python turns no number of thousands of digits into text, or back."""
+    if sign > 0:
+        assert threads.check_num_threads(10**5000) == threads.MAX_THREADS
+    else:
+        with pytest.raises(ValueError, match=r"num_threads must be at least 1, got a number of \d+ bits"):
+            threads.check_num_threads(-(10**5000))
+
+
+def test_an_environment_variable_of_thousands_of_digits(monkeypatch):
+    monkeypatch.setenv("MSDA_NUM_THREADS", "1" * 5000)
+    assert threads._from_environment("MSDA_NUM_THREADS", False) == threads.MAX_THREADS

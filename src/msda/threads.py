@@ -86,7 +86,8 @@ def check_num_threads(n: SupportsIndex, name: str = "num_threads") -> int:
         given = f"{reprlib.repr(n)} of type {type(n).__name__}"
         raise TypeError(f"{name} must be an integer of at least 1, got {given}") from cause
     if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {reprlib.repr(n)}")
+        given = reprlib.repr(n) if count.bit_length() < 1000 else f"a number of {count.bit_length()} bits"
+        raise ValueError(f"{name} must be at least 1, got {given}")
     return min(count, MAX_THREADS)
 
 
@@ -199,7 +200,8 @@ def _positive(text: str) -> int | None:
     """Return the positive decimal number in `text`, if that is what it is."""
     if not (text.isascii() and text.isdigit()):  # int() takes more: signs, underscores, other scripts
         return None
-    return int(text) or None
+    # Python reads no number of thousands of digits, and more than this there never is.
+    return int(text) or None if len(text.lstrip("0")) <= 18 else MAX_THREADS
 
 
 @functools.cache

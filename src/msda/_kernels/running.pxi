@@ -39,6 +39,8 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
     cdef Py_ssize_t groups = row_groups(call.part_rows[part, 1] - call.part_rows[part, 0])
     cdef fenv_t mode
     begin_item(call)
+    if not go_on(call, calling_thread, WORK_OF_AN_ITEM):
+        return
     msda_default_fp_mode(&mode)
     if call.chunks_apart:
         first = item % call.chunks
@@ -116,7 +118,7 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
         begin_block(call, slot, samples)
     if samples == 0 and not call.forward_pass:
         q = end
-    while q < end and go_on(call, calling_thread, call.tile_queries * samples * (call.padded_channels + 16)):
+    while q < end and go_on(call, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
         count = min(call.tile_queries, end - q)
         if samples > 0:
             load_samples(call, slot, part, b, h, q, count, kind)

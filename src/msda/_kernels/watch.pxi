@@ -10,6 +10,8 @@ cdef enum:
     # Multiply-adds between two looks at pending signals: some milliseconds.
     WORK_PER_LOOK = 1 << 22
     PAUSES_PER_LOOK = 64
+    # What it takes to begin an item, beside its samples.
+    WORK_OF_AN_ITEM = 1 << 12
 
 
 cdef void begin_watch(Call call):

@@ -79,6 +79,9 @@ def read(path: str) -> dict[str, NDArray[Any]]:
 
 def _opened(path: str) -> IO[bytes]:
     try:
+        # Some devices have no end.
+        if stat.S_ISCHR(os.stat(path).st_mode):
+            raise CommandError(f"cannot read {shown(path)}: it is a device, not a file")
         return open(path, "rb")
     except OSError as error:
         raise CommandError(f"cannot read {shown(path)}: {error.strerror}") from None
@@ -128,6 +131,8 @@ def check_output(path: str, case_path: str | None) -> None:
                 pass
     except OSError as error:
         raise _cannot_write(path, error) from None
+    except ValueError as error:  # a path that no system takes, with a NUL in it
+        raise CommandError(f"cannot write {shown(path)}: {error}") from None
 
 
 def write(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
