@@ -7,8 +7,8 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# What each variant is: the settings of its build, and which instruction sets the build must have (on x86-64).
-fast="-Ofast -ffast-math -funsafe-math-optimizations -march=native -ffp-contract=fast"
+# What each variant is: the settings of its build, and the instruction sets that it must then have on x86-64.
+fast="-Ofast -ffast-math -funsafe-math-optimizations -ffp-contract=fast -march=native"
 describe_variant() {
   isas="baseline avx2 avx512"
   case $1 in
@@ -21,6 +21,7 @@ describe_variant() {
     hostile-clang) settings=(CC=clang CFLAGS="$fast -mfma -fapprox-func -fdenormal-fp-math=positive-zero" LDFLAGS="$fast") ;;
     *) die "no variant $1; there are: ${all[*]}" ;;
   esac
+  [[ $(uname -m) == x86_64 ]] || isas=baseline
 }
 all=(gcc clang O0 no-openmp baseline hostile hostile-clang)
 
@@ -49,7 +50,7 @@ confirm() {
 names=()
 while [[ $# != 0 && $1 != -- ]]; do names+=("$1"); shift; done
 [[ $# == 0 ]] || shift
-[[ $# != 0 ]] || set -- tests/test_digests.py
+[[ $# != 0 ]] || set -- tests/test_digests.py tests/test_bits.py
 [[ ${#names[@]} != 0 ]] || names=("${all[@]}")
 for name in "${names[@]}"; do describe_variant "$name"; done
 
@@ -71,7 +72,6 @@ summary=()
 for name in "${names[@]}"; do
   began=$SECONDS
   describe_variant "$name"
-  [[ $(uname -m) == x86_64 ]] || isas=baseline
   say "$name: build (${settings[*]})"
   wheel "$python" "${settings[@]}"
   inspect objdump
