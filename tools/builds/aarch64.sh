@@ -49,11 +49,11 @@ foreign_pip -r "$work/requirements"
 say "build"
 mkdir "$work/configuration"
 cp "$work/root/usr/lib/python$version/_sysconfigdata__$triple.py" "$work/configuration"
-wheel "$work/host/bin/python" PYTHONPATH="$work/configuration" \
+build_wheel "$work/host/bin/python" PYTHONPATH="$work/configuration" \
   _PYTHON_SYSCONFIGDATA_NAME=_sysconfigdata__$triple _PYTHON_HOST_PLATFORM=linux-aarch64 \
   CFLAGS="-I$work/root/usr/include/python$version -I$work/root/usr/include"
 inspect $triple-objdump
-uses_openmp
+uses_openmp || die "the build is without OpenMP"
 foreign_pip --no-deps "$work"/wheel/*.whl
 
 say "aarch64, emulated"

@@ -21,7 +21,9 @@ export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_U
 printf '[build_ext]\nparallel = %d\n' "$(nproc)" > "$work/build.cfg"
 export DIST_EXTRA_CONFIG=$work/build.cfg
 # Emulated and sanitized programs start slowly: let them keep their byte code.
-unset PYTHONDONTWRITEBYTECODE PYTHONPATH
+unset PYTHONDONTWRITEBYTECODE
+# A build is what a script says that it is, whatever the user has set.
+unset PYTHONPATH CC CFLAGS CPPFLAGS LDFLAGS MSDA_OPENMP MSDA_BUILD_ISAS MSDA_BOUNDSCHECK MSDA_ISA MSDA_NUM_THREADS OMP_NUM_THREADS
 
 say() { printf '\n== %s\n' "$*"; }
 die() { echo "$*" >&2; exit 1; }
@@ -84,18 +86,18 @@ print("\n".join(wanted))
 '
 }
 
-# environment PYTHON FOLDER [REQUIREMENT...]: a virtual environment with all that building and testing need.
+# environment PYTHON FOLDER: a virtual environment with all that building and testing need.
 environment() {
   [[ $1 == /usr/bin/* ]] && debian "$(basename "$(readlink -f "$1")")"-{dev,venv}
   debian gcc libc6-dev binutils
   quietly 120 "$1" -m venv "$2"
   requirements "$1" > "$work/requirements"
-  quietly 600 "$2/bin/pip" install -r "$work/requirements" "${@:3}"
+  quietly 600 "$2/bin/pip" install -r "$work/requirements"
 }
 
-# wheel PYTHON [NAME=VALUE...]: builds the project with these settings, from a fresh copy of its source, into the folder
+# build_wheel PYTHON [NAME=VALUE...]: builds the project with these settings, from a fresh copy of its source, into the folder
 # $work/wheel, and unpacks the wheel into $work/unpacked.
-wheel() {
+build_wheel() {
   rm -rf "$work"/{build,wheel,unpacked}
   cp -r "$source" "$work/build"
   quietly 900 env "${@:2}" "$1" -m pip wheel --no-build-isolation --no-deps --no-cache-dir -w "$work/wheel" "$work/build"
@@ -103,8 +105,8 @@ wheel() {
   (cd "$work/unpacked" && "$1" -m zipfile -e "$work"/wheel/*.whl .)
 }
 
-# install PYTHON: installs the wheel in the place of any other build.
-install() {
+# install_wheel PYTHON: installs the wheel in the place of any other build.
+install_wheel() {
   quietly 120 "$1" -m pip install --no-deps --force-reinstall "$work"/wheel/*.whl
 }
 
@@ -112,8 +114,8 @@ install() {
 # floating-point mode alone. The command line may go through env or an emulator.
 describe() {
   (cd "$tests" && timeout 120 "$@" -c '
-import msda, numpy
-print(msda.__file__, *(f"{name}={value}" for name, value in msda.runtime_info().items()))
+import sys, msda, numpy
+print(msda.__file__, f"python={sys.version.split()[0]} numpy={numpy.__version__}", *(f"{name}={value}" for name, value in msda.runtime_info().items()))
 assert numpy.float32(1e-40) * numpy.float32(1) != 0, "importing msda switched on flush-to-zero"
 ')
 }

@@ -18,9 +18,9 @@ venv=$work/venv/bin/python
 
 say "AddressSanitizer, UndefinedBehaviorSanitizer"
 flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
-wheel "$venv" CC="gcc $flags"
-uses_openmp
-install "$venv"
+build_wheel "$venv" CC="gcc $flags"
+uses_openmp || die "the build is without OpenMP"
+install_wheel "$venv"
 # Python itself is a plain build, so it must load the sanitizers first; its own allocations at exit are no leaks of ours. A
 # request for more memory than there is fails as it does without them.
 sanitized=(env
@@ -35,8 +35,8 @@ run_tests 2400 "${sanitized[@]}" -- --capture=sys -m "not limits_memory" "$@"
 
 say "leaks"
 # valgrind knows no AVX-512.
-wheel "$venv" CC="gcc -g" MSDA_BUILD_ISAS=baseline,avx2
-install "$venv"
+build_wheel "$venv" CC="gcc -g" MSDA_BUILD_ISAS=baseline,avx2
+install_wheel "$venv"
 cat > "$work/calls.py" << 'END'
 """Calls of every kind, as many times as the argument says: results, errors, other layouts and dtypes, two threads."""
 import sys
@@ -83,7 +83,7 @@ last=$(unfreed $many)
 read -r blocks bytes more_blocks more_bytes <<< "$first $last"
 echo "unfreed after $few rounds: $blocks blocks, $bytes bytes; after $many: $more_blocks blocks, $more_bytes bytes"
 if (( more_blocks - blocks >= many - few || more_bytes - bytes >= 64 * (many - few) )); then
-  grep -A 20 'definitely lost in' "$work/valgrind-$many" | tail -n 100
+  sed 's/^==[0-9]*== *//' "$work/valgrind-$many" | awk -v RS= -v ORS='\n\n' '/lost in loss record/ && /__pyx/' | tail -n 60
   die "memory is lost in calls"
 fi
 say "sanitizers: passed ($SECONDS s)"

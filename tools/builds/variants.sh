@@ -73,10 +73,10 @@ for name in "${names[@]}"; do
   began=$SECONDS
   describe_variant "$name"
   say "$name: build (${settings[*]})"
-  wheel "$python" "${settings[@]}"
+  build_wheel "$python" "${settings[@]}"
   inspect objdump
   confirm "$name"
-  install "$python"
+  install_wheel "$python"
   for isa in $isas; do
     if ! can_run "$isa"; then
       summary+=("$name on $isa: built, NOT RUN: this machine has no $isa")
