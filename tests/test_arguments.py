@@ -87,14 +87,14 @@ def test_a_right_call_comes_out_as_the_kernels_want_it():
     assert inputs.grad_output.shape == (BS, QUERIES, HEADS, CHANNELS)
     assert np.shares_memory(inputs.grad_output, call["grad_output"])
     assert inputs.grad_output.tobytes() == call["grad_output"].tobytes()
-    assert inputs.levels.dtype == np.int64 and inputs.levels.flags.c_contiguous
-    assert inputs.levels.tolist() == [[3, 5, 0], [2, 2, 15]]
+    assert inputs.shapes.levels.dtype == np.int64 and inputs.shapes.levels.flags.c_contiguous
+    assert inputs.shapes.levels.tolist() == [[3, 5, 0], [2, 2, 15]]
     assert inputs.compute == np.float32
 
     del call["grad_output"]
     forward = arguments.forward_inputs(**call)
     assert forward.grad_output is None
-    assert forward.levels.tolist() == inputs.levels.tolist()
+    assert forward.shapes.levels.tolist() == inputs.shapes.levels.tolist()
 
 
 @pytest.mark.parametrize("order", ["xy", "yx", np.str_("yx")])
@@ -156,12 +156,12 @@ INTEGERS = ["i1", "u1", "<i2", ">i2", "<u4", ">i4", "<i8", ">i8", "<u8", ">u8"]
 )
 def test_levels_come_as_any_integers(convert, starts):
     call = well_formed(spatial_shapes=convert(SHAPES), level_start_index=convert(STARTS) if starts else None)
-    assert check(call).levels.tolist() == [[3, 5, 0], [2, 2, 15]]
+    assert check(call).shapes.levels.tolist() == [[3, 5, 0], [2, 2, 15]]
 
 
 def test_levels_are_a_copy():
     call = well_formed()
-    levels = check(call).levels
+    levels = check(call).shapes.levels
     for name in ("spatial_shapes", "level_start_index"):
         assert not np.shares_memory(levels, call[name])
         call[name][...] = -1
@@ -180,7 +180,7 @@ def test_levels_are_a_copy():
     ],
 )
 def test_levels_may_lie_anywhere_in_value(shapes, starts):
-    levels = check(well_formed(spatial_shapes=shapes, level_start_index=starts)).levels
+    levels = check(well_formed(spatial_shapes=shapes, level_start_index=starts)).shapes.levels
     assert levels.tolist() == [[h, w, start] for (h, w), start in zip(shapes, starts, strict=True)]
 
 
@@ -197,7 +197,7 @@ def test_no_levels(shapes, starts):
     if starts is None:
         refused(ValueError, ["add up to 0", "num_keys (axis 1 of value) is 19"], check, call)
         call["value"] = call["value"][:, :0]
-    assert check(call).levels.shape == (0, 3)
+    assert check(call).shapes.levels.shape == (0, 3)
 
 
 @pytest.mark.parametrize("empty", ["bs", "keys", "heads", "channels", "queries", "points"])
@@ -640,7 +640,7 @@ def test_levels_are_accepted_exactly_when_they_lie_inside(levels, packed, as_arr
     )
     if right:
         expected = [[h, w, s] for (h, w), s in zip(shapes, starts, strict=True)]
-        assert arguments.forward_inputs(*call).levels.tolist() == expected
+        assert arguments.forward_inputs(*call).shapes.levels.tolist() == expected
     else:
         with pytest.raises(ValueError, match=r"spatial_shapes|level_start_index"):
             arguments.forward_inputs(*call)
@@ -665,7 +665,7 @@ def test_levels_that_another_thread_changes_are_the_checked_ones():
     try:
         for _ in range(2000):
             try:
-                levels = check(call).levels
+                levels = check(call).shapes.levels
             except ValueError:
                 continue
             for height, width, start in levels.tolist():

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from msda import _kernels, arguments, plan, threads
-from msda.arguments import AXES, Inputs
+from msda.arguments import AXES, Inputs, Shapes
 from msda.plan import Plan
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class aclOpExecutor:
     def _call(self, chosen: Plan) -> _kernels.Call:
         return _kernels.Call(
             chosen,
-            self._inputs.levels,
+            self._inputs.shapes.levels,
             self._inputs.value,
             self._inputs.sampling_locations,
             self._inputs.attention_weights,
@@ -305,15 +305,15 @@ def _checked(given: dict[str, Any]) -> tuple[dict[str, NDArray[Any]], Inputs]:
 
     sizes, starts = arrays["spatialShape"], arrays["levelStartIndex"]
     levels = arguments.gather_levels(
-        sizes.tolist(), starts.tolist(), num_keys, ("spatialShape", "levelStartIndex")
+        sizes.ravel().tolist(), starts.tolist(), num_keys, ("spatialShape", "levelStartIndex")
     )
     earlier = [(name, arrays[name]) for name in _INPUTS]
     for name in _OUTPUTS:
         arguments.check_out_memory(name, arrays[name], earlier)
         earlier.append((name, arrays[name]))
     return arrays, Inputs(
+        Shapes(shapes["value"], shapes["attnWeight"], levels),
         arrays["value"],
-        levels,
         arrays["location"],
         arrays["attnWeight"],
         grad_output,

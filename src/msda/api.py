@@ -75,16 +75,14 @@ def forward(
     inputs = arguments.forward_inputs(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
-    bs, num_queries, num_heads = inputs.attention_weights.shape[:3]
-    channels = inputs.value.shape[3]
     if out is None:
-        out = given = np.empty((bs, num_queries, num_heads * channels), inputs.value.dtype)
+        out = given = np.empty(inputs.shapes.output, inputs.value.dtype)
     else:
         given = arguments.forward_out(out, inputs)
     chosen = plan.forward(inputs, threads.for_call(num_threads, plan.work(inputs)))
     if given.size:
         # Parting an axis in two never copies.
-        _run(chosen, inputs, output=given.reshape(bs, num_queries, num_heads, channels))
+        _run(chosen, inputs, output=given.reshape(*inputs.shapes.weights[:3], inputs.shapes.value[3]))
     return out
 
 
@@ -176,7 +174,12 @@ def backward(
 def _run(chosen: Plan, inputs: Inputs, **arrays: NDArray[Any] | None) -> None:
     # Nothing that can fail may follow the run: a failed call leaves the caller's arrays as they were.
     call = _kernels.Call(
-        chosen, inputs.levels, inputs.value, inputs.sampling_locations, inputs.attention_weights, **arrays
+        chosen,
+        inputs.shapes.levels,
+        inputs.value,
+        inputs.sampling_locations,
+        inputs.attention_weights,
+        **arrays,
     )
     scratch = np.empty(call.scratch_bytes, np.uint8)
     record = threads.team_record()

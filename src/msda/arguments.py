@@ -22,7 +22,9 @@ and then checked, as Python integers, which cannot overflow.
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -36,6 +38,9 @@ _FLOAT64 = np.dtype(np.float64)
 _NAME_BY_NUM = {np.dtype(name).num: name for name in FLOAT_NAMES if name != "bfloat16"}
 
 _INT64_MAX = 2**63 - 1
+
+# Of spatial_shapes, in a call whose shapes are kept: 64 levels.
+_SIZES_TO_KEEP = 128
 
 # How hard NumPy may think about whether two strided arrays meet: some 0.05 s. The layouts that slicing and
 # transposing make take a few steps.
@@ -62,14 +67,39 @@ AXES |= {
 }
 
 
+class Shapes:
+    """The lengths of all axes and the levels of a call, checked.
+
+    It compares by identity, so it is quick to look up; calls that are alike share one, mostly.
+
+    Attributes
+    ----------
+    value : tuple of int
+        (bs, num_keys, num_heads, channels)
+    weights : tuple of int
+        (bs, num_queries, num_heads, num_levels, num_points)
+    levels : ndarray of int64, shape (num_levels, 3)
+        Height, width and first key of each level; C-contiguous and read-only.
+    output : tuple of int
+        (bs, num_queries, num_heads*channels)
+    """
+
+    __slots__ = ("levels", "output", "value", "weights")
+
+    def __init__(self, value: tuple[int, ...], weights: tuple[int, ...], levels: NDArray[np.int64]) -> None:
+        self.value = value
+        self.weights = weights
+        self.levels = levels
+        self.output = (value[0], weights[1], value[2] * value[3])
+
+
 class Inputs(NamedTuple):
     """The checked inputs of one call.
 
     Attributes
     ----------
+    shapes : Shapes
     value : ndarray, shape (bs, num_keys, num_heads, channels)
-    levels : ndarray of int64, shape (num_levels, 3)
-        Height, width and first key of each level; C-contiguous, a copy that nobody else holds.
     sampling_locations : ndarray, shape (bs, num_queries, num_heads, num_levels, num_points, 2)
         Always (x, y), whatever the caller's order.
     attention_weights : ndarray, shape (bs, num_queries, num_heads, num_levels, num_points)
@@ -82,8 +112,8 @@ class Inputs(NamedTuple):
         overlap check of ``out`` looks at them.
     """
 
+    shapes: Shapes
     value: NDArray[Any]
-    levels: NDArray[np.int64]
     sampling_locations: NDArray[Any]
     attention_weights: NDArray[Any]
     grad_output: NDArray[Any] | None
@@ -116,11 +146,11 @@ def forward_inputs(
     coordinate_order: Any,
 ) -> Inputs:
     """Check the inputs of the forward operator."""
-    value, levels, locations, weights, level_arrays = _shared_inputs(
+    shapes, value, locations, weights, level_arrays = _shared_inputs(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
     compute = _compute(value, locations, weights)
-    return Inputs(value, levels, locations, weights, None, compute, level_arrays)
+    return Inputs(shapes, value, locations, weights, None, compute, level_arrays)
 
 
 def backward_inputs(
@@ -133,18 +163,16 @@ def backward_inputs(
     coordinate_order: Any,
 ) -> Inputs:
     """Check the inputs of the gradients."""
-    value, levels, locations, weights, level_arrays = _shared_inputs(
+    shapes, value, locations, weights, level_arrays = _shared_inputs(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
     grad = _float_array("grad_output", grad_output)
-    bs, _, num_heads, channels = value.shape
-    num_queries = locations.shape[1]
-    if grad.shape != (bs, num_queries, num_heads * channels):
-        same_length("grad_output", grad.shape, 0, "value", bs)
-        same_length("grad_output", grad.shape, 1, "sampling_locations", num_queries)
-    grad = parted_into_heads("grad_output", grad, num_heads, channels)
+    if grad.shape != shapes.output:
+        same_length("grad_output", grad.shape, 0, "value", shapes.output[0])
+        same_length("grad_output", grad.shape, 1, "sampling_locations", shapes.output[1])
+    grad = parted_into_heads("grad_output", grad, *shapes.value[2:])
     compute = _compute(value, locations, weights, grad)
-    return Inputs(value, levels, locations, weights, grad, compute, level_arrays)
+    return Inputs(shapes, value, locations, weights, grad, compute, level_arrays)
 
 
 def parted_into_heads(name: str, grad: NDArray[Any], num_heads: int, channels: int) -> NDArray[Any]:
@@ -183,9 +211,8 @@ def forward_out(out: Any, inputs: Inputs) -> NDArray[Any]:
 
     It has the shape that the caller sees, (bs, num_queries, num_heads*channels).
     """
-    bs, _, num_heads, channels = inputs.value.shape
-    shape = (bs, inputs.sampling_locations.shape[1], num_heads * channels)
-    return _out_array("out", out, shape, "(bs, num_queries, num_heads*channels)", _input_arrays(inputs))
+    axes = "(bs, num_queries, num_heads*channels)"
+    return _out_array("out", out, inputs.shapes.output, axes, _input_arrays(inputs))
 
 
 def backward_out(
@@ -243,30 +270,43 @@ def _shared_inputs(
     locations = _float_array("sampling_locations", sampling_locations)
     weights = _float_array("attention_weights", attention_weights)
 
-    bs, num_keys, num_heads, _ = value.shape
-    num_levels = len(sizes)
-    if starts is not None and len(starts) != num_levels:
-        same_length("level_start_index", (len(starts),), 0, "spatial_shapes", num_levels)
-    shape = locations.shape
-    num_queries, num_points = shape[1], shape[4]
-    if shape != (bs, num_queries, num_heads, num_levels, num_points, 2):
-        same_length("sampling_locations", shape, 0, "value", bs)
-        same_length("sampling_locations", shape, 2, "value", num_heads)
-        same_length("sampling_locations", shape, 3, "spatial_shapes", num_levels)
-        raise ValueError(
-            f"sampling_locations has shape {shape}: its last axis must hold 2 coordinates, got {shape[5]}"
-        )
-    if weights.shape != shape[:5]:
-        same_length("attention_weights", weights.shape, 0, "value", bs)
-        same_length("attention_weights", weights.shape, 1, "sampling_locations", num_queries)
-        same_length("attention_weights", weights.shape, 2, "value", num_heads)
-        same_length("attention_weights", weights.shape, 3, "spatial_shapes", num_levels)
-        same_length("attention_weights", weights.shape, 4, "sampling_locations", num_points)
-
-    levels = gather_levels(sizes, starts, num_keys)
+    agreed = _agreed if len(sizes) <= _SIZES_TO_KEEP else _agreed.__wrapped__
+    shapes = agreed(value.shape, sizes, starts, locations.shape, weights.shape)
     if coordinate_order == "yx":
         locations = locations[..., ::-1]
-    return value, levels, locations, weights, (sizes_array, starts_array)
+    return shapes, value, locations, weights, (sizes_array, starts_array)
+
+
+# All that is left to check depends on these few numbers alone. Programs make the same calls over and over, and a very
+# small one takes no longer than these checks.
+@functools.lru_cache(maxsize=64)
+def _agreed(
+    value: tuple[int, ...],
+    sizes: tuple[int, ...],
+    starts: tuple[int, ...] | None,
+    locations: tuple[int, ...],
+    weights: tuple[int, ...],
+) -> Shapes:
+    """Check shapes against each other, and the levels against num_keys."""
+    bs, num_keys, num_heads, _ = value
+    num_levels = len(sizes) // 2
+    if starts is not None and len(starts) != num_levels:
+        same_length("level_start_index", (len(starts),), 0, "spatial_shapes", num_levels)
+    num_queries, num_points = locations[1], locations[4]
+    if locations != (bs, num_queries, num_heads, num_levels, num_points, 2):
+        same_length("sampling_locations", locations, 0, "value", bs)
+        same_length("sampling_locations", locations, 2, "value", num_heads)
+        same_length("sampling_locations", locations, 3, "spatial_shapes", num_levels)
+        raise ValueError(
+            f"sampling_locations has shape {locations}: its last axis must hold 2 coordinates, got {locations[5]}"
+        )
+    if weights != locations[:5]:
+        same_length("attention_weights", weights, 0, "value", bs)
+        same_length("attention_weights", weights, 1, "sampling_locations", num_queries)
+        same_length("attention_weights", weights, 2, "value", num_heads)
+        same_length("attention_weights", weights, 3, "spatial_shapes", num_levels)
+        same_length("attention_weights", weights, 4, "sampling_locations", num_points)
+    return Shapes(value, weights, gather_levels(sizes, starts, num_keys))
 
 
 def _compute(*arrays: NDArray[Any]) -> np.dtype[Any]:
@@ -298,8 +338,8 @@ def _float_array(name: str, given: Any) -> NDArray[Any]:
     return array
 
 
-def _integers(name: str, given: Any) -> tuple[list[Any], NDArray[Any] | None]:
-    """Read spatial_shapes or level_start_index: the numbers, and the array if they came in one."""
+def _integers(name: str, given: Any) -> tuple[tuple[int, ...], NDArray[Any] | None]:
+    """Read spatial_shapes or level_start_index: the numbers in order, and the array if they came in one."""
     listed = isinstance(given, (list, tuple))
     if listed:
         # As objects, since the dtypes that NumPy finds for a list lose what we must see: 2**63 beside -1 is
@@ -311,17 +351,15 @@ def _integers(name: str, given: Any) -> tuple[list[Any], NDArray[Any] | None]:
             refuse_dtype(name, given, array, "an integer array")
     shape = array.shape
     if listed and shape == (0,):
-        return [], None
+        return (), None
     if len(shape) != len(AXES[name]):
         refuse_rank(name, shape)
     if shape[1:] not in ((), (2,)):
         raise ValueError(f"{name} must have shape (num_levels, 2), rows of (H, W), got shape {shape}")
-    numbers = array.tolist()
+    numbers = array.ravel().tolist()
     if not listed:
-        return numbers, array
-    if len(shape) == 1:
-        return [_integer(name, item) for item in numbers], None
-    return [[_integer(name, item) for item in row] for row in numbers], None
+        return tuple(numbers), array
+    return tuple([_integer(name, item) for item in numbers]), None
 
 
 def _integer(name: str, item: Any) -> int:
@@ -342,16 +380,19 @@ def _integer(name: str, item: Any) -> int:
 
 
 def gather_levels(
-    sizes: list[list[int]],
-    starts: list[int] | None,
+    sizes: Sequence[int],
+    starts: Sequence[int] | None,
     num_keys: int,
     names: tuple[str, str] = ("spatial_shapes", "level_start_index"),
 ) -> NDArray[np.int64]:
-    """Check the numbers that say where each level lies, and gather them: height, width, start."""
+    """Check the numbers that say where each level lies, and gather them: height, width, start.
+
+    `sizes` holds height, width, height, width, ...
+    """
     sizes_name, starts_name = names
     gathered: list[int] = []
     total = 0
-    for k, (height, width) in enumerate(sizes):
+    for k, (height, width) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
         if not (0 <= height <= _INT64_MAX and 0 <= width <= _INT64_MAX):
             raise ValueError(
                 f"{sizes_name}[{k}] is ({height}, {width}): height and width must be from 0 to {_INT64_MAX}"
@@ -372,7 +413,9 @@ def gather_levels(
             f"with {starts_name} None, the H*W of {sizes_name} must add up to num_keys: they add up to "
             f"{total}, but num_keys (axis 1 of value) is {num_keys}"
         )
-    return np.array(gathered, dtype=np.int64).reshape(-1, 3)
+    levels = np.array(gathered, dtype=np.int64).reshape(-1, 3)
+    levels.flags.writeable = False
+    return levels
 
 
 def provided(name: str, given: Any, dtype: Any = None) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msda.arguments import Inputs
+from msda.arguments import Inputs, Shapes
 from msda.reference import query_block_count
 
 #: How often a row must be touched, on average, before packing the rows pays (docs/performance.md).
@@ -54,56 +54,28 @@ class Plan(NamedTuple):
 
 def work(inputs: Inputs) -> int:
     """Samples times channels: what `threads.for_call` compares."""
-    return int(inputs.attention_weights.size * inputs.value.shape[3])
+    return inputs.attention_weights.size * inputs.shapes.value[3]
 
 
 def forward(inputs: Inputs, threads: int) -> Plan:
     """Plan a forward pass, or a backward pass without the gradient of value."""
-    shape = _shape_of(inputs)
-    return _forward(shape, threads, shape.worth_packing or not _usable_in_place(inputs.value, inputs))
+    in_place = _usable_in_place(inputs.value, inputs)
+    return _forward(inputs.shapes, inputs.compute.itemsize == 8, threads, in_place, TOUCHES_TO_PACK)
 
 
 def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Plan:
     """Plan a backward pass with the gradient of value; `out_value` is the caller's array for it, if any."""
-    shape = _shape_of(inputs)
-    # Without samples, or without channels, no block adds anything.
-    adds = inputs.attention_weights.size and inputs.value.size
-    blocks = max(1, query_block_count(shape.weights[1])) if adds else 1
-    # The private sum of a block can be the caller's array only where there is one block.
-    packed = (
-        blocks > 1
-        or shape.worth_packing
-        or not _usable_in_place(inputs.value, inputs)
-        or (out_value is not None and not _usable_in_place(out_value, inputs))
+    in_place = _usable_in_place(inputs.value, inputs) and (
+        out_value is None or _usable_in_place(out_value, inputs)
     )
-    return _backward(shape, threads, packed, blocks, out_value is not None, PART_COST)
-
-
-class _Shape(NamedTuple):
-    """All of a call that a plan depends on, as a key of the plans already made."""
-
-    value: tuple[int, ...]
-    weights: tuple[int, ...]
-    levels: bytes
-    is_double: bool
-
-    @property
-    def units(self) -> int:
-        return self.value[0] * self.value[2]
-
-    @property
-    def worth_packing(self) -> bool:
-        _, num_queries, _, num_levels, num_points = self.weights
-        touches = 4 * num_queries * num_levels * num_points
-        return self.value[3] > 0 and touches > TOUCHES_TO_PACK * max(self.value[1], FEW_KEYS)
-
-
-def _shape_of(inputs: Inputs) -> _Shape:
-    return _Shape(
-        inputs.value.shape,
-        inputs.attention_weights.shape,
-        inputs.levels.tobytes(),
+    return _backward(
+        inputs.shapes,
         inputs.compute.itemsize == 8,
+        threads,
+        in_place,
+        out_value is not None,
+        TOUCHES_TO_PACK,
+        PART_COST,
     )
 
 
@@ -123,21 +95,44 @@ def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _forward(shape: _Shape, threads: int, packed: bool) -> Plan:
+def _forward(shapes: Shapes, is_double: bool, threads: int, in_place: bool, touches_to_pack: float) -> Plan:
     chunks = 1
-    if shape.units % threads and 0 < shape.units < ITEMS_PER_THREAD * threads:
-        chunks = min(-(-ITEMS_PER_THREAD * threads // shape.units), max(1, shape.weights[1]))
-    return _plan(shape, threads, chunks, True, packed, False, _one_part(shape))
+    units = _units(shapes)
+    if units % threads and 0 < units < ITEMS_PER_THREAD * threads:
+        chunks = min(-(-ITEMS_PER_THREAD * threads // units), max(1, shapes.weights[1]))
+    packed = not in_place or _worth_packing(shapes, touches_to_pack)
+    return _plan(shapes, is_double, threads, chunks, True, packed, False, _one_part(shapes))
 
 
 @functools.lru_cache(maxsize=64)
 def _backward(
-    shape: _Shape, threads: int, packed: bool, blocks: int, clear_grad_value: bool, part_cost: float
+    shapes: Shapes,
+    is_double: bool,
+    threads: int,
+    in_place: bool,
+    clear_grad_value: bool,
+    touches_to_pack: float,
+    part_cost: float,
 ) -> Plan:
-    parts, apart = _one_part(shape), False
-    if threads > shape.units > 0:
-        parts, apart = _cut_finer(shape, threads, blocks, part_cost)
-    return _plan(shape, threads, blocks, apart, packed, clear_grad_value, parts)
+    # Without samples, or without channels, no block adds anything.
+    adds = 0 not in shapes.value and 0 not in shapes.weights
+    blocks = max(1, query_block_count(shapes.weights[1])) if adds else 1
+    # The private sum of a block can be the caller's array only where there is one block.
+    packed = blocks > 1 or not in_place or _worth_packing(shapes, touches_to_pack)
+    parts, apart = _one_part(shapes), False
+    if threads > _units(shapes) > 0:
+        parts, apart = _cut_finer(shapes, threads, blocks, part_cost)
+    return _plan(shapes, is_double, threads, blocks, apart, packed, clear_grad_value, parts)
+
+
+def _units(shapes: Shapes) -> int:
+    return shapes.value[0] * shapes.value[2]
+
+
+def _worth_packing(shapes: Shapes, touches_to_pack: float) -> bool:
+    _, num_queries, _, num_levels, num_points = shapes.weights
+    touches = 4 * num_queries * num_levels * num_points
+    return shapes.value[3] > 0 and touches > touches_to_pack * max(shapes.value[1], FEW_KEYS)
 
 
 class _Part(NamedTuple):
@@ -146,16 +141,16 @@ class _Part(NamedTuple):
     end: int
 
 
-def _one_part(shape: _Shape) -> list[_Part]:
-    return [_Part(list(range(shape.weights[3])), 0, shape.value[1])]
+def _one_part(shapes: Shapes) -> list[_Part]:
+    return [_Part(list(range(shapes.weights[3])), 0, shapes.value[1])]
 
 
-def _level_parts(shape: _Shape) -> list[_Part]:
+def _level_parts(shapes: Shapes) -> list[_Part]:
     """Part the levels as finely as overlaps allow. Together the parts own all rows, gaps too."""
     parts: list[_Part] = []
     without_rows: list[int] = []
     end = 0
-    levels = np.frombuffer(shape.levels, np.int64).reshape(-1, 3).tolist()
+    levels = shapes.levels.tolist()
     for level in sorted(range(len(levels)), key=lambda level: levels[level][2]):
         height, width, start = levels[level]
         if height * width == 0:
@@ -167,21 +162,21 @@ def _level_parts(shape: _Shape) -> list[_Part]:
             parts.append(_Part([level], start, start))
         end = max(end, start + height * width)
     if not parts:
-        return _one_part(shape)
+        return _one_part(shapes)
     parts[0].levels.extend(without_rows)
     begins = [0, *(part.begin for part in parts[1:])]
-    ends = [*begins[1:], shape.value[1]]
+    ends = [*begins[1:], shapes.value[1]]
     return [
         _Part(sorted(part.levels), begin, end) for part, begin, end in zip(parts, begins, ends, strict=True)
     ]
 
 
-def _cut_finer(shape: _Shape, threads: int, blocks: int, part_cost: float) -> tuple[list[_Part], bool]:
+def _cut_finer(shapes: Shapes, threads: int, blocks: int, part_cost: float) -> tuple[list[_Part], bool]:
     """Choose parts, and whether blocks are apart, for more threads than units: what is done soonest."""
     choices: list[tuple[float, int, list[_Part], bool]] = []
-    for parts in (_one_part(shape), _level_parts(shape)):
+    for parts in (_one_part(shapes), _level_parts(shapes)):
         for apart in (False, True):
-            items = shape.units * len(parts) * (blocks if apart else 1)
+            items = _units(shapes) * len(parts) * (blocks if apart else 1)
             cost = (1 if apart else blocks) * (part_cost if len(parts) > 1 else 1) / len(parts)
             choices.append((-(-items // threads) * cost, len(choices), parts, apart))
     _, _, parts, apart = min(choices)
@@ -189,7 +184,8 @@ def _cut_finer(shape: _Shape, threads: int, blocks: int, part_cost: float) -> tu
 
 
 def _plan(
-    shape: _Shape,
+    shapes: Shapes,
+    is_double: bool,
     threads: int,
     chunks: int,
     chunks_apart: bool,
@@ -197,12 +193,12 @@ def _plan(
     clear_grad_value: bool,
     parts: list[_Part],
 ) -> Plan:
-    items = shape.units * len(parts) * (chunks if chunks_apart else 1)
+    items = _units(shapes) * len(parts) * (chunks if chunks_apart else 1)
     begins = [0]
     for part in parts:
         begins.append(begins[-1] + len(part.levels))
     return Plan(
-        is_double=shape.is_double,
+        is_double=is_double,
         threads=max(1, min(threads, items)),
         items=items,
         chunks=chunks,

@@ -66,7 +66,9 @@ def forward(
 
     with np.errstate(all="ignore"):
         for batch, head, queries in _items(bs, num_heads, num_queries):
-            samples = _geometry(given.sampling_locations[batch, queries, head], given.levels, given.compute)
+            samples = _geometry(
+                given.sampling_locations[batch, queries, head], given.shapes.levels, given.compute
+            )
             corners = _corners(given.value[batch, :, head].astype(given.compute), samples)
             sampled = _interpolate(corners, samples)
             attention = given.attention_weights[batch, queries, head].astype(given.compute)
@@ -117,7 +119,9 @@ coordinate_order
 
     with np.errstate(all="ignore"):
         for batch, head, queries in _items(bs, num_heads, num_queries):
-            samples = _geometry(given.sampling_locations[batch, queries, head], given.levels, given.compute)
+            samples = _geometry(
+                given.sampling_locations[batch, queries, head], given.shapes.levels, given.compute
+            )
             attention = given.attention_weights[batch, queries, head].astype(given.compute)
             grad_head = given.grad_output[batch, queries, head].astype(given.compute)
             if want_value:
