@@ -1,14 +1,8 @@
 # One call: its arrays, how it is cut into work items, and the scratch memory that its threads use.
 #
-# Arrays come as their bytes: a trailing axis of itemsize bytes follows the array's own axes, whatever their
-# strides. One kernel then serves every mix of formats, layouts, byte orders and alignments; an element is
-# converted where it is read (strips.pxi).
-#
 # The work of a call is cut into units (batch, head, part), where a part is a set of levels that share no row of
 # value with another part, and each unit into chunks of queries. A backward pass with a gradient of value has the
 # query blocks of the definition as its chunks. plan.py chooses.
-
-from msda._kernels.layout import as_bytes, format_code
 
 # No machine has so much memory: a size beyond is one that only a broadcast array can have.
 _MOST_BYTES = 2**50

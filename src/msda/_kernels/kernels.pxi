@@ -1,5 +1,6 @@
 # The kernels of one instruction set: included by _baseline.pyx, _avx2.pyx, ..., each compiled with its own flags.
 #
+#   arrays.pxi     how the caller's arrays reach the kernels: as bytes
 #   strips.pxi     elements of the caller's arrays: read and widened, rounded and written
 #   progress.pxi   how far the work items are
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
@@ -13,7 +14,7 @@
 #   running.pxi    work items on threads
 #
 # rows.h holds the arithmetic of rows, positions.h that of positions, numbers.h that of formats; process.h what
-# concerns threads and caches. layout.py says how an array reaches the kernels.
+# concerns threads and caches.
 #
 # Once started, the kernels run without the GIL, raise nothing and allocate nothing.
 
@@ -27,6 +28,7 @@ ctypedef fused real:
     float
     double
 
+include "arrays.pxi"
 include "strips.pxi"
 include "progress.pxi"
 include "call.pxi"

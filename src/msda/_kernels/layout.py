@@ -1,4 +1,4 @@
-"""How the kernels see an array: its bytes, and a code for its format."""
+"""The codes by which the kernels know the format of an array."""
 
 from typing import Any
 
@@ -10,11 +10,6 @@ _CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 _SWAPPED = 4
 
 _code_of_dtype: dict[np.dtype[Any], int] = {}
-
-
-def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """A view of the array with one more axis: the bytes of each element. Works for any strides."""
-    return array[..., None].view(np.uint8)
 
 
 def format_code(array: NDArray[Any]) -> int:
