@@ -39,56 +39,6 @@ cdef inline void scatter(Rows d, const real* g, const Slot* slot, Py_ssize_t i, 
             (<real*>slot.corner_weight[2])[i], (<real*>slot.corner_weight[3])[i], channels)
 
 
-cdef void load_grad_output(Call call, Slot* slot, Py_ssize_t b, Py_ssize_t h, Py_ssize_t first_query,
-                           Py_ssize_t count, real kind) noexcept nogil:
-    cdef Py_ssize_t q, channel
-    cdef real* g = <real*>slot.channels
-    if call.channels == 0:
-        return
-    for q in range(first_query, first_query + count):
-        load_strip(<const char*>&call.grad_output[b, q, h, 0, 0], call.grad_output.strides[3], call.channels,
-                   call.grad_output_code, g)
-        for channel in range(call.channels, call.padded_channels):
-            g[channel] = 0
-        g += call.padded_channels
-
-
-cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
-                                 Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count,
-                                 real kind) noexcept nogil:
-    cdef Py_ssize_t first = call.part_begin[part], last = call.part_begin[part + 1]
-    cdef bint together = call.part_levels[last - 1] - call.part_levels[first] == last - first - 1
-    cdef Py_ssize_t q, i, level, point
-    cdef const real* by_weight = <const real*>slot.by_weight
-    cdef const real* by_location = <const real*>slot.by_location
-    for q in range(first_query, first_query + count):
-        if call.want_locations:
-            if together and call.grad_locations_run_on:
-                store_strip(by_location, 2 * samples, call.grad_locations_code,
-                            <char*>&call.grad_locations[b, q, h, call.part_levels[first], 0, 0, 0],
-                            call.grad_locations.strides[5])
-            else:
-                for i in range(first, last):
-                    level = call.part_levels[i]
-                    for point in range(call.points):
-                        store_strip(by_location + 2 * ((i - first) * call.points + point), 2,
-                                    call.grad_locations_code,
-                                    <char*>&call.grad_locations[b, q, h, level, point, 0, 0],
-                                    call.grad_locations.strides[5])
-        if call.want_weights:
-            if together and call.grad_weights_run_on:
-                store_strip(by_weight, samples, call.grad_weights_code,
-                            <char*>&call.grad_weights[b, q, h, call.part_levels[first], 0, 0],
-                            call.grad_weights.strides[4])
-            else:
-                for i in range(first, last):
-                    store_strip(by_weight + (i - first) * call.points, call.points, call.grad_weights_code,
-                                <char*>&call.grad_weights[b, q, h, call.part_levels[i], 0, 0],
-                                call.grad_weights.strides[4])
-        by_location += 2 * samples
-        by_weight += samples
-
-
 cdef void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py_ssize_t samples, Py_ssize_t last,
                         const real* g) noexcept nogil:
     # The samples of one query, which are those from `first` on of the tile of `last` samples.
@@ -137,10 +87,10 @@ cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py
     # The queries first_query... of a chunk that goes on to `end`.
     cdef Py_ssize_t q
     cdef const real* g = <const real*>slot.channels
-    load_grad_output(call, slot, b, h, first_query, count, kind)
+    load_grad_output(call, slot, first_query, count, kind)
     for q in range(count):
         if first_query + q + call.tile_queries < end:
-            prefetch_query(call, part, b, h, first_query + q + call.tile_queries)
+            prefetch_query(call, slot, first_query + q + call.tile_queries)
         touch_samples(call, slot, q * samples, samples, count * samples, g)
         g += call.padded_channels
     store_sample_gradients(call, slot, part, b, h, samples, first_query, count, kind)

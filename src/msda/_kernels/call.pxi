@@ -14,6 +14,13 @@ cdef enum:
     CACHE_LINE = 64
 
 
+# What a unit has of one of the caller's arrays: for each query a few elements, near each other mostly.
+cdef struct Strip:
+    char* first             # the first element of query 0
+    Py_ssize_t query_step   # bytes from a query to the next
+    Py_ssize_t extent       # bytes from the first element to the last; -1: there are none
+
+
 # What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
 cdef struct Slot:
     # for each sample (level, point) of a query, and the first ones of the next
@@ -54,6 +61,14 @@ cdef struct Slot:
     double* lowest_row      # for each sample of a query: which rows it touched in this block
     double* highest_row
     void* earlier_blocks    # the sum of the gradients of the blocks before this one
+    # the unit's parts of the caller's arrays
+    Strip locations
+    Strip weights
+    Strip grad_output
+    Strip output
+    Strip grad_locations
+    Strip grad_weights
+    bint levels_run_on      # whether the levels of the part are neighbours
     # where row 0 of the unit lies, packed or in the caller's arrays
     char* value_base
     char* grad_base

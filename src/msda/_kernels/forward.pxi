@@ -25,14 +25,6 @@ cdef extern from "rows.h" nogil:
                              const double* v11, double dx, double dy, double weight, Py_ssize_t n)
 
 
-cdef inline Rows sampled_rows(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t s,
-                              Py_ssize_t channel) noexcept nogil:
-    # The rows of value of sample i of the tile, which is sample s of its query, from a channel on.
-    return corner_rows(slot.value_base + channel * call.real_size, slot.value_row[i], call.value_step,
-                       slot.value_below[s], slot.corners[i],
-                       slot.outside_value + channel * call.real_size)
-
-
 cdef inline void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples, Py_ssize_t last,
                            Py_ssize_t channel, Py_ssize_t n, real* output) noexcept nogil:
     # The samples of one query, which are those from i on of the tile of `last` samples: n channels of its output.
@@ -41,23 +33,30 @@ cdef inline void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t
     cdef const real* dx = <const real*>slot.dx
     cdef const real* dy = <const real*>slot.dy
     cdef const real* weight = <const real*>slot.weight
-    cdef Py_ssize_t s = 0, end_of_level
+    cdef const int64_t* corners = slot.corners
+    cdef const int64_t* value_row = slot.value_row
+    cdef const Py_ssize_t* value_below = slot.value_below
+    cdef char* base = slot.value_base + channel * call.real_size
+    cdef char* outside = slot.outside_value + channel * call.real_size
+    cdef Py_ssize_t step = call.value_step, points = call.points, s = 0, end_of_level
+    # A row's first block fetches all of it.
+    cdef Py_ssize_t fetched_bytes = call.fetched_bytes if channel == 0 else 0
     cdef Rows v
     if real is float:
         msda_clear_block_f32(&total_f32, n)
     else:
         msda_clear_block_f64(&total_f64, n)
     while s < samples:
-        end_of_level = s + call.points
+        end_of_level = s + points
         if real is float:
             msda_clear_block_f32(&level_f32, n)
         else:
             msda_clear_block_f64(&level_f64, n)
         while s < end_of_level:
-            if i + SAMPLES_AHEAD < last and channel == 0:
-                prefetch_sample(call, slot, i + SAMPLES_AHEAD, s + SAMPLES_AHEAD)
-            if slot.corners[i]:
-                v = sampled_rows(call, slot, i, s, channel)
+            if fetched_bytes > 0 and i + SAMPLES_AHEAD < last and corners[i + SAMPLES_AHEAD] == ALL_CORNERS:
+                prefetch_rows(base, value_row[i + SAMPLES_AHEAD], step, value_below[s + SAMPLES_AHEAD], fetched_bytes)
+            if corners[i]:
+                v = corner_rows(base, value_row[i], step, value_below[s], corners[i], outside)
                 if real is float:
                     msda_add_sample_to_block_f32(
                         &level_f32, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
@@ -93,7 +92,9 @@ cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples
         memset(level_sum, 0, count * sizeof(real))
         while s < end_of_level:
             if slot.corners[i]:
-                v = sampled_rows(call, slot, i, s, channel)
+                v = corner_rows(slot.value_base + channel * call.real_size, slot.value_row[i], call.value_step,
+                                slot.value_below[s], slot.corners[i],
+                                slot.outside_value + channel * call.real_size)
                 if real is float:
                     msda_add_sample_f32(
                         level_sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
@@ -108,8 +109,7 @@ cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples
             output[channel + c] = output[channel + c] + level_sum[c]
 
 
-cdef void forward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
-                       Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
+cdef void forward_tile(Call call, Slot* slot, Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
                        real kind) noexcept nogil:
     # The queries first_query... of a chunk that goes on to `end`.
     cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
@@ -119,7 +119,7 @@ cdef void forward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_
         return
     for q in range(count):
         if samples > 0 and first_query + q + call.tile_queries < end:
-            prefetch_query(call, part, b, h, first_query + q + call.tile_queries)
+            prefetch_query(call, slot, first_query + q + call.tile_queries)
         channel = 0
         while channel + MSDA_BLOCK <= row_channels:
             sum_block(call, slot, q * samples, samples, count * samples, channel, MSDA_BLOCK, output)
@@ -133,5 +133,5 @@ cdef void forward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_
                 channel += MSDA_SMALL_BLOCK
         if channel < row_channels:
             sum_rest(call, slot, q * samples, samples, channel, row_channels - channel, output)
-        store_strip(<const real*>output, call.channels, call.output_code,
-                    <char*>&call.output[b, first_query + q, h, 0, 0], call.output.strides[3])
+        store_strip(<const real*>output, call.channels, call.output_code, of_query(&slot.output, first_query + q),
+                    call.output.strides[3])

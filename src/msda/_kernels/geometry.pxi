@@ -45,38 +45,6 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
             slot.grad_below[samples + i] = slot.grad_below[i % samples]
 
 
-cdef void load_samples(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
-                       Py_ssize_t first_query, Py_ssize_t count, real kind) noexcept nogil:
-    # The tile's locations, in float64 whatever their format, and its attention weights. Each is read once.
-    cdef Py_ssize_t first = call.part_begin[part], last = call.part_begin[part + 1]
-    cdef Py_ssize_t samples = (last - first) * call.points
-    cdef Py_ssize_t q, i, level, point
-    cdef double* location = slot.location
-    cdef real* weight = <real*>slot.weight
-    cdef bint together = call.part_levels[last - 1] - call.part_levels[first] == last - first - 1
-    for q in range(first_query, first_query + count):
-        if together and call.locations_run_on:
-            load_strip(<const char*>&call.locations[b, q, h, call.part_levels[first], 0, 0, 0],
-                       call.locations.strides[5], 2 * samples, call.locations_code, location)
-        else:
-            for i in range(first, last):
-                level = call.part_levels[i]
-                for point in range(call.points):
-                    load_strip(<const char*>&call.locations[b, q, h, level, point, 0, 0],
-                               call.locations.strides[5], 2, call.locations_code,
-                               location + 2 * ((i - first) * call.points + point))
-        if together and call.weights_run_on:
-            load_strip(<const char*>&call.weights[b, q, h, call.part_levels[first], 0, 0],
-                       call.weights.strides[4], samples, call.weights_code, weight)
-        else:
-            for i in range(first, last):
-                load_strip(<const char*>&call.weights[b, q, h, call.part_levels[i], 0, 0],
-                           call.weights.strides[4], call.points, call.weights_code,
-                           weight + (i - first) * call.points)
-        location += 2 * samples
-        weight += samples
-
-
 cdef void find_corners(Slot* slot, real* dx, real* dy, Py_ssize_t n) noexcept nogil:
     # Four at a time; the arrays of a tile have room for that.
     cdef Py_ssize_t i = 0

@@ -6,6 +6,7 @@
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
 #   watch.pxi      Ctrl-C
 #   prefetch.pxi   fetching the next queries' data ahead
+#   queries.pxi    what a unit has of the caller's arrays for each query
 #   geometry.pxi   where a sample lies: positions, corners, weights
 #   touching.pxi   the rows of a sample's corners
 #   packing.pxi    a head's rows of value and of its gradient, beside each other
@@ -34,6 +35,7 @@ include "progress.pxi"
 include "call.pxi"
 include "watch.pxi"
 include "prefetch.pxi"
+include "queries.pxi"
 include "geometry.pxi"
 include "touching.pxi"
 include "packing.pxi"

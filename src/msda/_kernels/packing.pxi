@@ -40,8 +40,8 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
             return
         row = <real*>(slot.value_base + (key - first) * call.value_step)
         if key + ROWS_AHEAD < last:
-            prefetch_strip(<const char*>&call.value[b, key + ROWS_AHEAD, h, 0, 0],
-                           <const char*>&call.value[b, key + ROWS_AHEAD, h, call.channels - 1, 0], False)
+            prefetch_lines(<const char*>&call.value[b, key + ROWS_AHEAD, h, 0, 0],
+                           (call.channels - 1) * call.value.strides[3], False)
         load_strip(<const char*>&call.value[b, key, h, 0, 0], call.value.strides[3], call.channels,
                    call.value_code, row)
         for channel in range(call.channels, call.padded_channels):
@@ -143,10 +143,9 @@ cdef void fold_blocks(Call call, Py_ssize_t unit, Py_ssize_t group, Slot* slots,
                             call.padded_channels)
         if ends and call.channels > 0:
             if row + ROWS_AHEAD < last_row:
-                prefetch_strip(
+                prefetch_lines(
                     <char*>&call.grad_value[b, call.part_rows[part, 0] + row + ROWS_AHEAD, h, 0, 0],
-                    <char*>&call.grad_value[b, call.part_rows[part, 0] + row + ROWS_AHEAD, h,
-                                            call.channels - 1, 0], True)
+                    (call.channels - 1) * call.grad_value.strides[3], True)
             store_strip(<const real*>total, call.channels, call.grad_value_code,
                         <char*>&call.grad_value[b, call.part_rows[part, 0] + row, h, 0, 0],
                         call.grad_value.strides[3])

@@ -112,6 +112,7 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
     cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
     enter_unit(call, slot, unit, b, h, part, calling_thread, kind)
+    find_strips(call, slot, part, b, h)
     if call.want_value:
         clear_grad_rows(call, slot, part, calling_thread)
     if call.adds_blocks():
@@ -126,7 +127,7 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
             if call.adds_blocks():
                 note_rows(slot, samples, count)
         if call.forward_pass:
-            forward_tile(call, slot, part, b, h, samples, q, count, end, kind)
+            forward_tile(call, slot, samples, q, count, end, kind)
         else:
             backward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         q += count

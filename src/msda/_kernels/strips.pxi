@@ -75,7 +75,7 @@ cdef void store_one(real x, int code, char* p) noexcept nogil:
 
 # The loops over neighbouring elements are spelled out so that the compiler vectorises them.
 
-cdef void load_strip(const char* p, Py_ssize_t step, Py_ssize_t n, int code, real* to) noexcept nogil:
+cdef void load_strip(const char* p, Py_ssize_t step, Py_ssize_t n, int code, real* restrict to) noexcept nogil:
     cdef Py_ssize_t i
     if code == FLOAT32 and step == 4:
         for i in range(n):
@@ -94,7 +94,7 @@ cdef void load_strip(const char* p, Py_ssize_t step, Py_ssize_t n, int code, rea
             to[i] = <real>load_one(p + i * step, code)
 
 
-cdef void store_strip(const real* from_, Py_ssize_t n, int code, char* p, Py_ssize_t step) noexcept nogil:
+cdef void store_strip(const real* restrict from_, Py_ssize_t n, int code, char* p, Py_ssize_t step) noexcept nogil:
     cdef Py_ssize_t i
     if code == FLOAT32 and step == 4:
         for i in range(n):

@@ -53,7 +53,8 @@ cdef inline void prefetch_rows(const char* base, int64_t offset, Py_ssize_t righ
 
 
 cdef inline void prefetch_sample(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t s) noexcept nogil:
-    # The rows of sample i of the tile, which is sample s of its query or of the next.
+    # The rows of sample i of the tile, which is sample s of its query or of the next. Few samples have corners outside
+    # the map.
     if call.fetched_bytes == 0 or slot.corners[i] != ALL_CORNERS:
         return
     prefetch_rows(slot.value_base, slot.value_row[i], call.value_step, slot.value_below[s], call.fetched_bytes)

@@ -1,0 +1,140 @@
+# What a unit has of the caller's arrays for each query: found once, then read, written and fetched ahead query by
+# query.
+
+cdef Strip strip_of(const char* first, const char* last, Py_ssize_t query_step) noexcept nogil:
+    cdef Strip strip
+    strip.first = <char*>first
+    strip.query_step = query_step
+    strip.extent = last - first
+    return strip
+
+
+cdef void find_strips(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h) noexcept nogil:
+    # A strip goes from the first level of the part to the last.
+    cdef Py_ssize_t levels = call.part_begin[part + 1] - call.part_begin[part]
+    cdef Py_ssize_t p = call.points - 1, c = call.channels - 1, first, last
+    cdef Strip none = strip_of(NULL, NULL, 0)
+    none.extent = -1
+    slot.locations = slot.weights = slot.grad_locations = slot.grad_weights = none
+    slot.output = slot.grad_output = none
+    if call.queries == 0:
+        return
+    if levels * call.points > 0:
+        first = call.part_levels[call.part_begin[part]]
+        last = call.part_levels[call.part_begin[part + 1] - 1]
+        slot.levels_run_on = last - first == levels - 1
+        slot.locations = strip_of(
+            <char*>&call.locations[b, 0, h, first, 0, 0, 0], <char*>&call.locations[b, 0, h, last, p, 1, 0],
+            call.locations.strides[1])
+        slot.weights = strip_of(
+            <char*>&call.weights[b, 0, h, first, 0, 0], <char*>&call.weights[b, 0, h, last, p, 0],
+            call.weights.strides[1])
+        if call.want_locations:
+            slot.grad_locations = strip_of(
+                <char*>&call.grad_locations[b, 0, h, first, 0, 0, 0],
+                <char*>&call.grad_locations[b, 0, h, last, p, 1, 0], call.grad_locations.strides[1])
+        if call.want_weights:
+            slot.grad_weights = strip_of(
+                <char*>&call.grad_weights[b, 0, h, first, 0, 0], <char*>&call.grad_weights[b, 0, h, last, p, 0],
+                call.grad_weights.strides[1])
+    if call.channels > 0:
+        if call.forward_pass:
+            slot.output = strip_of(
+                <char*>&call.output[b, 0, h, 0, 0], <char*>&call.output[b, 0, h, c, 0], call.output.strides[1])
+        else:
+            slot.grad_output = strip_of(
+                <char*>&call.grad_output[b, 0, h, 0, 0], <char*>&call.grad_output[b, 0, h, c, 0],
+                call.grad_output.strides[1])
+
+
+cdef inline char* of_query(const Strip* strip, Py_ssize_t q) noexcept nogil:
+    return strip.first + q * strip.query_step
+
+
+cdef void prefetch_query(Call call, const Slot* slot, Py_ssize_t q) noexcept nogil:
+    # One query's lines at a time, between the work of another: many at once would wait for each other.
+    prefetch_lines(of_query(&slot.locations, q), slot.locations.extent, False)
+    prefetch_lines(of_query(&slot.weights, q), slot.weights.extent, False)
+    if call.forward_pass:
+        prefetch_lines(of_query(&slot.output, q), slot.output.extent, True)
+    else:
+        prefetch_lines(of_query(&slot.grad_output, q), slot.grad_output.extent, False)
+        prefetch_lines(of_query(&slot.grad_locations, q), slot.grad_locations.extent, True)
+        prefetch_lines(of_query(&slot.grad_weights, q), slot.grad_weights.extent, True)
+
+
+cdef void load_samples(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
+                       Py_ssize_t first_query, Py_ssize_t count, real kind) noexcept nogil:
+    # The tile's locations, in float64 whatever their format, and its attention weights. Each is read once.
+    cdef Py_ssize_t first = call.part_begin[part], last = call.part_begin[part + 1]
+    cdef Py_ssize_t samples = (last - first) * call.points
+    cdef Py_ssize_t q, i, level, point
+    cdef double* location = slot.location
+    cdef real* weight = <real*>slot.weight
+    for q in range(first_query, first_query + count):
+        if slot.levels_run_on and call.locations_run_on:
+            load_strip(of_query(&slot.locations, q), call.locations.strides[5], 2 * samples, call.locations_code,
+                       location)
+        else:
+            for i in range(first, last):
+                level = call.part_levels[i]
+                for point in range(call.points):
+                    load_strip(<const char*>&call.locations[b, q, h, level, point, 0, 0],
+                               call.locations.strides[5], 2, call.locations_code,
+                               location + 2 * ((i - first) * call.points + point))
+        if slot.levels_run_on and call.weights_run_on:
+            load_strip(of_query(&slot.weights, q), call.weights.strides[4], samples, call.weights_code, weight)
+        else:
+            for i in range(first, last):
+                load_strip(<const char*>&call.weights[b, q, h, call.part_levels[i], 0, 0],
+                           call.weights.strides[4], call.points, call.weights_code,
+                           weight + (i - first) * call.points)
+        location += 2 * samples
+        weight += samples
+
+
+cdef void load_grad_output(Call call, Slot* slot, Py_ssize_t first_query, Py_ssize_t count,
+                           real kind) noexcept nogil:
+    cdef Py_ssize_t q, channel
+    cdef real* g = <real*>slot.channels
+    if call.channels == 0:
+        return
+    for q in range(first_query, first_query + count):
+        load_strip(of_query(&slot.grad_output, q), call.grad_output.strides[3], call.channels,
+                   call.grad_output_code, g)
+        for channel in range(call.channels, call.padded_channels):
+            g[channel] = 0
+        g += call.padded_channels
+
+
+cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h,
+                                 Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count,
+                                 real kind) noexcept nogil:
+    cdef Py_ssize_t first = call.part_begin[part], last = call.part_begin[part + 1]
+    cdef Py_ssize_t q, i, level, point
+    cdef const real* by_weight = <const real*>slot.by_weight
+    cdef const real* by_location = <const real*>slot.by_location
+    for q in range(first_query, first_query + count):
+        if call.want_locations:
+            if slot.levels_run_on and call.grad_locations_run_on:
+                store_strip(by_location, 2 * samples, call.grad_locations_code, of_query(&slot.grad_locations, q),
+                            call.grad_locations.strides[5])
+            else:
+                for i in range(first, last):
+                    level = call.part_levels[i]
+                    for point in range(call.points):
+                        store_strip(by_location + 2 * ((i - first) * call.points + point), 2,
+                                    call.grad_locations_code,
+                                    <char*>&call.grad_locations[b, q, h, level, point, 0, 0],
+                                    call.grad_locations.strides[5])
+        if call.want_weights:
+            if slot.levels_run_on and call.grad_weights_run_on:
+                store_strip(by_weight, samples, call.grad_weights_code, of_query(&slot.grad_weights, q),
+                            call.grad_weights.strides[4])
+            else:
+                for i in range(first, last):
+                    store_strip(by_weight + (i - first) * call.points, call.points, call.grad_weights_code,
+                                <char*>&call.grad_weights[b, q, h, call.part_levels[i], 0, 0],
+                                call.grad_weights.strides[4])
+        by_location += 2 * samples
+        by_weight += samples
