@@ -310,10 +310,7 @@ def _agreed(
 
 
 def _compute(*arrays: NDArray[Any]) -> np.dtype[Any]:
-    for array in arrays:
-        if array.dtype.num == _FLOAT64.num:
-            return _FLOAT64
-    return _FLOAT32
+    return _FLOAT64 if _FLOAT64.num in [array.dtype.num for array in arrays] else _FLOAT32
 
 
 def same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expected: int) -> None:

@@ -23,6 +23,7 @@ cdef struct Strip:
 
 # What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
 cdef struct Slot:
+    Py_ssize_t levels_of_part # the part that the levels below belong to; -1: none yet
     # for each sample (level, point) of a query, and the first ones of the next
     Py_ssize_t* value_below # bytes from a row of its level's map to that of the pixel below
     Py_ssize_t* grad_below
@@ -209,7 +210,7 @@ cdef class Call:
         cdef Slot unused
         cdef char* cursor = base
         cdef Py_ssize_t per_query = self.most_samples
-        cdef Py_ssize_t per_tile = (self.most_samples * self.tile_queries + 3) // 4 * 4
+        cdef Py_ssize_t per_tile = (self.most_samples * self.tile_queries + 7) // 8 * 8
         cdef Py_ssize_t reals = per_tile * self.real_size
         cdef int corner
         if slot == NULL:
@@ -254,6 +255,7 @@ cdef class Call:
                 slot.highest_row = <double*>take(&cursor, 8 * per_query)
                 if not self.chunks_apart:
                     slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
+        slot.levels_of_part = -1
         slot.packed_unit = -1
         slot.value_base = NULL
         slot.grad_base = NULL

@@ -10,6 +10,7 @@ cdef extern from "positions.h" nogil:
         CORNER_10 "MSDA_CORNER_10"
         CORNER_11 "MSDA_CORNER_11"
         ALL_CORNERS "MSDA_ALL_CORNERS"
+        MSDA_PLACED
     void msda_find_corners_f32(const double* location, const double* width, const double* height,
                                const double* first_row, double* row, int64_t* corners, float* dx, float* dy)
     void msda_find_corners_f64(const double* location, const double* width, const double* height,
@@ -22,6 +23,9 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
     cdef Py_ssize_t i = 0, query, k, point, level, samples
     cdef int64_t height, width
     cdef bint pixels
+    if slot.levels_of_part == part:
+        return
+    slot.levels_of_part = part
     for query in range(call.tile_queries):
         for k in range(call.part_begin[part], call.part_begin[part + 1]):
             level = call.part_levels[k]
@@ -46,7 +50,7 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
 
 
 cdef void find_corners(Slot* slot, real* dx, real* dy, Py_ssize_t n) noexcept nogil:
-    # Four at a time; the arrays of a tile have room for that.
+    # MSDA_PLACED at a time; the arrays of a tile have room for that.
     cdef Py_ssize_t i = 0
     while i < n:
         if real is float:
@@ -55,7 +59,7 @@ cdef void find_corners(Slot* slot, real* dx, real* dy, Py_ssize_t n) noexcept no
         else:
             msda_find_corners_f64(slot.location + 2 * i, slot.width + i, slot.height + i, slot.first_row + i,
                                   slot.row + i, slot.corners + i, dx + i, dy + i)
-        i += 4
+        i += MSDA_PLACED
 
 
 cdef void find_rows(const double* restrict row, double step, int64_t* restrict offset,

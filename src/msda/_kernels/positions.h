@@ -1,4 +1,4 @@
-/* Where four samples lie: from locations to corners, four at a time.
+/* Where samples lie: from locations to corners, MSDA_PLACED of them at a time.
  *
  * Everything is float64, whatever the compute type: with float32 locations loc * W - 0.5 is then exact, so that
  * floor, the gate and the fractions are right even next to the border of a pixel. Integers up to 2**51 are exact
@@ -20,46 +20,58 @@ enum {
     MSDA_ALL_CORNERS = 15
 };
 
-typedef double msda_four __attribute__((vector_size(32)));
-typedef float msda_four_f32 __attribute__((vector_size(16)));
-typedef int64_t msda_four_int __attribute__((vector_size(32)));
+#if MSDA_VECTOR_BYTES == 64
+enum { MSDA_PLACED = 8 };
+#define MSDA_ALL(x) {x, x, x, x, x, x, x, x}
+#define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+#define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#else
+enum { MSDA_PLACED = 4 };
+#define MSDA_ALL(x) {x, x, x, x}
+#define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2, 4, 6)
+#define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3, 5, 7)
+#endif
+
+typedef double msda_place __attribute__((vector_size(8 * MSDA_PLACED)));
+typedef float msda_place_f32 __attribute__((vector_size(4 * MSDA_PLACED)));
+typedef int64_t msda_whole __attribute__((vector_size(8 * MSDA_PLACED)));
 
 /* To the nearest integer: adding 3 * 2**51 leaves no room for a fraction. */
 #define MSDA_ROUNDER 0x1.8p52
 
 #define MSDA_FLOOR(x, result)                                                       \
     do {                                                                            \
-        msda_four ones = {1, 1, 1, 1}, nearest = ((x) + MSDA_ROUNDER) - MSDA_ROUNDER; \
-        result = nearest - (msda_four)((nearest > (x)) & (msda_four_int)ones);      \
+        msda_place ones = MSDA_ALL(1), nearest = ((x) + MSDA_ROUNDER) - MSDA_ROUNDER; \
+        result = nearest - (msda_place)((nearest > (x)) & (msda_whole)ones);      \
     } while (0)
 
-/* location: x, y, x, y, ... of four samples; width and height of their levels, NaN where a level has no pixels;
+/* location: x, y, x, y, ... of the samples; width and height of their levels, NaN where a level has no pixels;
  * first_row: the row of value at which the level starts. Gives the row of the corner 00, which may lie outside the
  * map, NaN if the sample does not count; which of the corners lie in it, none if the sample does not count; and the fractions. */
 MSDA_INLINE void msda_find_corners(const double *location, const double *width, const double *height,
                                    const double *first_row, double *row, int64_t *corners,
-                                   msda_four *dx, msda_four *dy)
+                                   msda_place *dx, msda_place *dy)
 {
-    msda_four first, second, w, h, start, x, y, x0, y0;
+    msda_place first, second, w, h, start, x, y, x0, y0;
     memcpy(&first, location, sizeof first);
-    memcpy(&second, location + 4, sizeof second);
+    memcpy(&second, location + MSDA_PLACED, sizeof second);
     memcpy(&w, width, sizeof w);
     memcpy(&h, height, sizeof h);
     memcpy(&start, first_row, sizeof start);
-    x = MSDA_SHUFFLE(msda_four_int, first, second, 0, 2, 4, 6) * w - 0.5;
-    y = MSDA_SHUFFLE(msda_four_int, first, second, 1, 3, 5, 7) * h - 0.5;
-    msda_four_int counts = (x > -1.0) & (x < w) & (y > -1.0) & (y < h);
-    x = (msda_four)((msda_four_int)x & counts);
-    y = (msda_four)((msda_four_int)y & counts);
+    x = MSDA_EVEN(first, second) * w - 0.5;
+    y = MSDA_ODD(first, second) * h - 0.5;
+    msda_whole counts = (x > -1.0) & (x < w) & (y > -1.0) & (y < h);
+    x = (msda_place)((msda_whole)x & counts);
+    y = (msda_place)((msda_whole)y & counts);
     MSDA_FLOOR(x, x0);
     MSDA_FLOOR(y, y0);
-    msda_four_int by_column = ((x0 >= 0.0) & (MSDA_CORNER_00 | MSDA_CORNER_10))
+    msda_whole by_column = ((x0 >= 0.0) & (MSDA_CORNER_00 | MSDA_CORNER_10))
         | ((x0 + 1.0 < w) & (MSDA_CORNER_01 | MSDA_CORNER_11));
-    msda_four_int by_row = ((y0 >= 0.0) & (MSDA_CORNER_00 | MSDA_CORNER_01))
+    msda_whole by_row = ((y0 >= 0.0) & (MSDA_CORNER_00 | MSDA_CORNER_01))
         | ((y0 + 1.0 < h) & (MSDA_CORNER_10 | MSDA_CORNER_11));
-    msda_four_int found = counts & by_column & by_row;
-    msda_four rows = start + y0 * w + x0;
-    rows = (msda_four)((msda_four_int)rows | ~counts);
+    msda_whole found = counts & by_column & by_row;
+    msda_place rows = start + y0 * w + x0;
+    rows = (msda_place)((msda_whole)rows | ~counts);
     memcpy(row, &rows, sizeof rows);
     memcpy(corners, &found, sizeof found);
     *dx = x - x0;
@@ -70,7 +82,7 @@ MSDA_INLINE void msda_find_corners_f64(const double *location, const double *wid
                                        const double *first_row, double *row, int64_t *corners, double *dx,
                                        double *dy)
 {
-    msda_four x, y;
+    msda_place x, y;
     msda_find_corners(location, width, height, first_row, row, corners, &x, &y);
     memcpy(dx, &x, sizeof x);
     memcpy(dy, &y, sizeof y);
@@ -80,10 +92,10 @@ MSDA_INLINE void msda_find_corners_f32(const double *location, const double *wid
                                        const double *first_row, double *row, int64_t *corners, float *dx,
                                        float *dy)
 {
-    msda_four x, y;
+    msda_place x, y;
     msda_find_corners(location, width, height, first_row, row, corners, &x, &y);
-    msda_four_f32 x32 = __builtin_convertvector(x, msda_four_f32);
-    msda_four_f32 y32 = __builtin_convertvector(y, msda_four_f32);
+    msda_place_f32 x32 = __builtin_convertvector(x, msda_place_f32);
+    msda_place_f32 y32 = __builtin_convertvector(y, msda_place_f32);
     memcpy(dx, &x32, sizeof x32);
     memcpy(dy, &y32, sizeof y32);
 }

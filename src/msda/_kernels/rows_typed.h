@@ -25,13 +25,6 @@ MSDA_INLINE VEC NAME(load_tail)(const REAL *p, ptrdiff_t n)
     return NAME(load)(part);
 }
 
-MSDA_INLINE void NAME(store_tail)(REAL *p, VEC v, ptrdiff_t n)
-{
-    REAL part[WIDTH];
-    NAME(store)(part, v);
-    for (ptrdiff_t i = 0; i < n; i++) ((NAME(msda_one_anywhere) *)p)[i] = part[i];
-}
-
 /* Bilinear interpolation of WIDTH channels, in the order of the definition. */
 typedef struct { VEC sample, by_x, by_y; } NAME(msda_sampled);
 
@@ -150,21 +143,15 @@ MSDA_INLINE void NAME(scatter_n)(REAL *d00, REAL *d01, REAL *d10, REAL *d11, con
     }
 }
 
-/* sum += weight * the sample */
-MSDA_INLINE void NAME(msda_add_sample)(REAL *sum, const REAL *v00, const REAL *v01, const REAL *v10,
-                                    const REAL *v11, REAL dx, REAL dy, REAL weight, ptrdiff_t n)
+/* sum += weight * the sample, where channels are few or left over. The order is that of interpolate(). */
+MSDA_INLINE void NAME(msda_add_sample)(REAL *restrict sum, const REAL *v00, const REAL *v01, const REAL *v10,
+                                       const REAL *v11, REAL dx, REAL dy, REAL weight, ptrdiff_t n)
 {
-    ptrdiff_t c = 0;
-    for (; c + WIDTH <= n; c += WIDTH) {
-        NAME(msda_sampled) r = NAME(interpolate)(NAME(load)(v00 + c), NAME(load)(v01 + c),
-                                                 NAME(load)(v10 + c), NAME(load)(v11 + c), dx, dy);
-        NAME(store)(sum + c, NAME(load)(sum + c) + weight * r.sample);
-    }
-    if (c < n) {
-        NAME(msda_sampled) r = NAME(interpolate)(
-            NAME(load_tail)(v00 + c, n - c), NAME(load_tail)(v01 + c, n - c),
-            NAME(load_tail)(v10 + c, n - c), NAME(load_tail)(v11 + c, n - c), dx, dy);
-        NAME(store_tail)(sum + c, NAME(load_tail)(sum + c, n - c) + weight * r.sample, n - c);
+    typedef const NAME(msda_one_anywhere) *row;
+    for (ptrdiff_t c = 0; c < n; c++) {
+        REAL top = ((row)v00)[c] + dx * (((row)v01)[c] - ((row)v00)[c]);
+        REAL bottom = ((row)v10)[c] + dx * (((row)v11)[c] - ((row)v10)[c]);
+        sum[c] += weight * (top + dy * (bottom - top));
     }
 }
 
