@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msda import reference
 from msda.arguments import Inputs, Shapes
-from msda.reference import query_block_count
 
 #: How often a row must be touched, on average, before packing the rows pays (docs/performance.md).
 TOUCHES_TO_PACK = 8
@@ -76,6 +76,7 @@ def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Pl
         out_value is not None,
         TOUCHES_TO_PACK,
         PART_COST,
+        reference.QUERY_BLOCK,
     )
 
 
@@ -113,10 +114,11 @@ def _backward(
     clear_grad_value: bool,
     touches_to_pack: float,
     part_cost: float,
+    query_block: int,  # what query_block_count goes by
 ) -> Plan:
     # Without samples, or without channels, no block adds anything.
     adds = 0 not in shapes.value and 0 not in shapes.weights
-    blocks = max(1, query_block_count(shapes.weights[1])) if adds else 1
+    blocks = max(1, reference.query_block_count(shapes.weights[1])) if adds else 1
     # The private sum of a block can be the caller's array only where there is one block.
     packed = blocks > 1 or not in_place or _worth_packing(shapes, touches_to_pack)
     parts, apart = _one_part(shapes), False

@@ -58,10 +58,13 @@ cdef struct Slot:
     # the head's rows, where they are packed
     char* packed
     Py_ssize_t packed_unit
-    uint8_t* touched        # for each group of rows: whether its gradient may be other than zero
-    double* lowest_row      # for each sample of a query: which rows it touched in this block
+    int64_t* block_of_group # for each group of rows: the block whose sums it holds
+    void* earlier_blocks    # the sums of the blocks before that one,
+    uint8_t* in_earlier     #   for which groups there are some
+    double* lowest_row      # for each sample of a query: which rows it touches in this tile
     double* highest_row
-    void* earlier_blocks    # the sum of the gradients of the blocks before this one
+    Py_ssize_t* first_taken #   for the first sample of each level, the groups that this block has taken
+    Py_ssize_t* last_taken
     # the unit's parts of the caller's arrays
     Strip locations
     Strip weights
@@ -212,6 +215,7 @@ cdef class Call:
         cdef Py_ssize_t per_query = self.most_samples
         cdef Py_ssize_t per_tile = (self.most_samples * self.tile_queries + 7) // 8 * 8
         cdef Py_ssize_t reals = per_tile * self.real_size
+        cdef Py_ssize_t groups = row_groups(self.most_rows), group
         cdef int corner
         if slot == NULL:
             slot = &unused
@@ -247,13 +251,16 @@ cdef class Call:
         if self.packed:
             slot.packed = take(&cursor, self.value_step * self.most_rows)
             if self.want_value:
-                slot.touched = <uint8_t*>take(&cursor, row_groups(self.most_rows))
-                if base != NULL:
-                    memset(slot.touched, 1, row_groups(self.most_rows))
-            if self.adds_blocks():
+                slot.block_of_group = <int64_t*>take(&cursor, 8 * groups)
+                slot.in_earlier = <uint8_t*>take(&cursor, groups)
                 slot.lowest_row = <double*>take(&cursor, 8 * per_query)
                 slot.highest_row = <double*>take(&cursor, 8 * per_query)
-                if not self.chunks_apart:
+                slot.first_taken = <Py_ssize_t*>take(&cursor, 8 * per_query)
+                slot.last_taken = <Py_ssize_t*>take(&cursor, 8 * per_query)
+                if base != NULL:
+                    for group in range(groups):
+                        slot.block_of_group[group] = UNKNOWN
+                if self.adds_blocks() and not self.chunks_apart:
                     slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
         slot.levels_of_part = -1
         slot.packed_unit = -1

@@ -9,7 +9,8 @@
 #   queries.pxi    what a unit has of the caller's arrays for each query
 #   geometry.pxi   where a sample lies: positions, corners, weights
 #   touching.pxi   the rows of a sample's corners
-#   packing.pxi    a head's rows of value and of its gradient, beside each other
+#   packing.pxi    a head's rows of value, and room for those of its gradient, beside each other
+#   blocks.pxi     the gradient of value: the sums of query blocks, and of all
 #   forward.pxi    the output
 #   backward.pxi   the three gradients
 #   running.pxi    work items on threads
@@ -39,6 +40,7 @@ include "queries.pxi"
 include "geometry.pxi"
 include "touching.pxi"
 include "packing.pxi"
+include "blocks.pxi"
 include "forward.pxi"
 include "backward.pxi"
 include "running.pxi"

@@ -35,8 +35,6 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
     # A unit with all its chunks, or one chunk of a unit.
     cdef Py_ssize_t unit = item // call.chunks if call.chunks_apart else item
     cdef Py_ssize_t chunk, first = 0, last = call.chunks
-    cdef Py_ssize_t part = unit % call.parts, group
-    cdef Py_ssize_t groups = row_groups(call.part_rows[part, 1] - call.part_rows[part, 0])
     cdef fenv_t mode
     begin_item(call)
     if not go_on(call, calling_thread, WORK_OF_AN_ITEM):
@@ -47,12 +45,8 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
         last = first + 1
     for chunk in range(first, last):
         run_chunk(call, unit, chunk, slot, calling_thread, kind)
-        if call.want_value and call.packed:
-            for group in range(groups):
-                if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
-                    break
-                fold_blocks(call, unit, group, slot, 1, slot.earlier_blocks, chunk == 0,
-                            chunk == call.chunks - 1, kind)
+    if call.want_value and call.packed:
+        finish_unit(call, slot, unit, calling_thread, kind)
     msda_restore_fp_mode(&mode)
     end_item(call, calling_thread)
 
@@ -97,8 +91,8 @@ cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t g
     while item < end:
         unit = item // call.chunks
         stop = min(end, (unit + 1) * call.chunks)
-        fold_blocks(call, unit, group, &call.slots[item - begin], stop - item, call.carried_blocks,
-                    item % call.chunks == 0, stop % call.chunks == 0, kind)
+        fold_blocks(call, unit, group, &call.slots[item - begin], stop - item, item % call.chunks == 0,
+                    stop % call.chunks == 0, kind)
         item = stop
     msda_restore_fp_mode(&mode)
 
@@ -113,10 +107,10 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
     enter_unit(call, slot, unit, b, h, part, calling_thread, kind)
     find_strips(call, slot, part, b, h)
-    if call.want_value:
+    if call.want_value and (chunk == 0 or call.chunks_apart):
         clear_grad_rows(call, slot, part, calling_thread)
-    if call.adds_blocks():
-        begin_block(call, slot, samples)
+    if call.want_value and call.packed:
+        begin_block(slot, samples)
     if samples == 0 and not call.forward_pass:
         q = end
     while q < end and go_on(call, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
@@ -124,15 +118,13 @@ cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bi
         if samples > 0:
             load_samples(call, slot, part, b, h, q, count, kind)
             place_samples(call, slot, count * samples, kind)
-            if call.adds_blocks():
-                note_rows(slot, samples, count)
+            if call.want_value and call.packed and call.channels > 0:
+                take_groups(call, slot, part, samples, count, chunk, kind)
         if call.forward_pass:
             forward_tile(call, slot, samples, q, count, end, kind)
         else:
             backward_tile(call, slot, part, b, h, samples, q, count, end, kind)
         q += count
-    if call.adds_blocks():
-        end_block(call, slot, part, samples)
 
 
 cdef inline Py_ssize_t chunk_begin(Call call, Py_ssize_t chunk) noexcept nogil:

@@ -1,0 +1,184 @@
+# The gradient of value: the private sums of the query blocks, in groups of rows, and what they add up to.
+#
+# Most blocks touch a part of the rows only: neighbouring queries sample neighbouring pixels. So each group of packed
+# rows knows whose sums it holds. Where the blocks of a unit follow each other in one slot, a block that comes to a
+# group with the sums of another moves them to those of the blocks before, and starts from +0; what no later block
+# comes to stays where it is. A block that has not touched a group would add zeros, which change no sum.
+
+cdef enum:
+    GROUP_ROWS = 64
+    # Whose sums a group holds; other numbers are those of blocks.
+    NOBODYS = -1    # all are +0
+    UNKNOWN = -2    # the memory has just been allocated
+
+
+cdef inline Py_ssize_t row_groups(Py_ssize_t rows) noexcept nogil:
+    return (rows + GROUP_ROWS - 1) // GROUP_ROWS
+
+
+cdef void clear_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
+    # All of it, whether or not all belongs to this unit: its number speaks for all.
+    cdef Py_ssize_t row
+    for row in range(group * GROUP_ROWS, min(call.most_rows, (group + 1) * GROUP_ROWS)):
+        memset(slot.grad_base + row * call.grad_step, 0, call.row_bytes)
+    slot.block_of_group[group] = NOBODYS
+
+
+cdef void clear_grad_rows(Call call, Slot* slot, Py_ssize_t part, bint calling_thread) noexcept nogil:
+    # Before the first block of a unit, and before every block that is an item of its own.
+    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
+    cdef Py_ssize_t row, group
+    if call.channels == 0:
+        return
+    if call.packed:
+        for group in range(row_groups(rows)):
+            slot.in_earlier[group] = 0
+            if slot.block_of_group[group] != NOBODYS:
+                if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                    return
+                clear_group(call, slot, group)
+    elif call.clear_grad_value:
+        for row in range(rows):
+            if row % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                return
+            memset(slot.grad_base + row * call.grad_step, 0, call.channels * call.real_size)
+
+
+cdef inline void add_row(real* restrict total, const real* restrict row, Py_ssize_t channels) noexcept nogil:
+    cdef Py_ssize_t channel
+    for channel in range(channels):
+        total[channel] = total[channel] + row[channel]
+
+
+cdef void move_group(Call call, Slot* slot, Py_ssize_t group, real kind) noexcept nogil:
+    # The group's sums to those of the blocks before.
+    cdef Py_ssize_t row
+    cdef real* earlier
+    cdef real* sums
+    for row in range(group * GROUP_ROWS, min(call.most_rows, (group + 1) * GROUP_ROWS)):
+        earlier = <real*>slot.earlier_blocks + row * call.padded_channels
+        sums = <real*>(slot.grad_base + row * call.grad_step)
+        if slot.in_earlier[group]:
+            add_row(earlier, sums, call.padded_channels)
+        else:
+            memcpy(earlier, sums, call.row_bytes)
+    slot.in_earlier[group] = 1
+
+
+cdef void find_touched_rows(Slot* slot, Py_ssize_t samples, Py_ssize_t count) noexcept nogil:
+    # For each sample of a query the lowest and the highest row of its corner 00 among the tile's `count` queries. The
+    # rows of samples that do not count are NaN, and neither lower nor higher.
+    cdef double* restrict lowest = slot.lowest_row
+    cdef double* restrict highest = slot.highest_row
+    cdef const double* row = slot.row
+    cdef Py_ssize_t q, s
+    for s in range(samples):
+        lowest[s] = INFINITY
+        highest[s] = -INFINITY
+    for q in range(count):
+        for s in range(samples):
+            lowest[s] = row[s] if row[s] < lowest[s] else lowest[s]
+            highest[s] = row[s] if row[s] > highest[s] else highest[s]
+        row += samples
+
+
+cdef void begin_block(Slot* slot, Py_ssize_t samples) noexcept nogil:
+    cdef Py_ssize_t s
+    for s in range(samples):
+        slot.first_taken[s], slot.last_taken[s] = 0, -1
+
+
+cdef void take_range(Call call, Slot* slot, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block,
+                     real kind) noexcept nogil:
+    cdef Py_ssize_t group
+    for group in range(first, last + 1):
+        if slot.block_of_group[group] != block:
+            if slot.block_of_group[group] != NOBODYS:
+                move_group(call, slot, group, kind)
+                clear_group(call, slot, group)
+            slot.block_of_group[group] = block
+
+
+cdef void take_groups(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t samples, Py_ssize_t count, Py_ssize_t block,
+                      real kind) noexcept nogil:
+    # Makes the groups that the tile touches those of the block, the rows below and to the right included. What lies
+    # between groups of a level that the block has touched is taken too, so that only the ends need to be looked at.
+    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
+    cdef Py_ssize_t s = 0, point, width, first, last
+    cdef double lowest, highest
+    find_touched_rows(slot, samples, count)
+    while s < samples:
+        width = call.levels[call.part_levels[call.part_begin[part] + s // call.points], 1]
+        lowest, highest = INFINITY, -INFINITY
+        for point in range(call.points):
+            lowest = min(lowest, slot.lowest_row[s + point])
+            highest = max(highest, slot.highest_row[s + point])
+        if lowest <= highest:
+            first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
+            last = min(rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
+            if slot.first_taken[s] > slot.last_taken[s]:
+                take_range(call, slot, first, last, block, kind)
+                slot.first_taken[s], slot.last_taken[s] = first, last
+            else:
+                take_range(call, slot, first, slot.first_taken[s] - 1, block, kind)
+                take_range(call, slot, slot.last_taken[s] + 1, last, block, kind)
+                slot.first_taken[s] = min(slot.first_taken[s], first)
+                slot.last_taken[s] = max(slot.last_taken[s], last)
+        s += call.points
+
+
+cdef void store_grad_row(Call call, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h, Py_ssize_t row,
+                         const real* sums) noexcept nogil:
+    # Row `row` of the part to the caller's array.
+    cdef Py_ssize_t key = call.part_rows[part, 0] + row
+    if row + ROWS_AHEAD < call.part_rows[part, 1] - call.part_rows[part, 0]:
+        prefetch_lines(<char*>&call.grad_value[b, key + ROWS_AHEAD, h, 0, 0],
+                       (call.channels - 1) * call.grad_value.strides[3], True)
+    store_strip(sums, call.channels, call.grad_value_code, <char*>&call.grad_value[b, key, h, 0, 0],
+                call.grad_value.strides[3])
+
+
+cdef void finish_unit(Call call, Slot* slot, Py_ssize_t unit, bint calling_thread, real kind) noexcept nogil:
+    # All the blocks of a unit have been in this slot: their sums to the caller's array.
+    cdef Py_ssize_t part = unit % call.parts
+    cdef Py_ssize_t h = unit // call.parts % call.heads
+    cdef Py_ssize_t b = unit // call.parts // call.heads
+    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
+    cdef Py_ssize_t group, row
+    cdef real* sums
+    if call.channels == 0:
+        return
+    for group in range(row_groups(rows)):
+        if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+            return
+        for row in range(group * GROUP_ROWS, min(rows, (group + 1) * GROUP_ROWS)):
+            sums = <real*>(slot.grad_base + row * call.grad_step)
+            if slot.in_earlier[group]:
+                add_row(<real*>slot.earlier_blocks + row * call.padded_channels, sums, call.padded_channels)
+                sums = <real*>slot.earlier_blocks + row * call.padded_channels
+            store_grad_row(call, part, b, h, row, <const real*>sums)
+        if slot.block_of_group[group] != NOBODYS:
+            # For the next unit, while the rows are in the cache.
+            clear_group(call, slot, group)
+
+
+cdef void fold_blocks(Call call, Py_ssize_t unit, Py_ssize_t group, Slot* slots, Py_ssize_t count, bint begins,
+                      bint ends, real kind) noexcept nogil:
+    # Adds the sums of `count` successive blocks of a unit, one in each of the slots, in ascending order, for one group
+    # of rows. They are carried on from round to round, unless the unit begins with the first of the blocks; if it ends
+    # with the last of them, they go to the caller's array.
+    cdef Py_ssize_t part = unit % call.parts
+    cdef Py_ssize_t h = unit // call.parts % call.heads
+    cdef Py_ssize_t b = unit // call.parts // call.heads
+    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
+    cdef Py_ssize_t row, i
+    cdef real* total
+    for row in range(group * GROUP_ROWS, min(rows, (group + 1) * GROUP_ROWS)):
+        total = <real*>call.carried_blocks + row * call.padded_channels
+        if begins:
+            memset(total, 0, call.row_bytes)
+        for i in range(count):
+            if slots[i].block_of_group[group] != NOBODYS:
+                add_row(total, <const real*>(slots[i].grad_base + row * call.grad_step), call.padded_channels)
+        if ends and call.channels > 0:
+            store_grad_row(call, part, b, h, row, <const real*>total)
