@@ -82,7 +82,7 @@ def forward(
     chosen = plan.forward(inputs, threads.for_call(num_threads, plan.work(inputs)))
     if given.size:
         # Parting an axis in two never copies.
-        _run(chosen, inputs, output=given.reshape(*inputs.shapes.weights[:3], inputs.shapes.value[3]))
+        _run(chosen, inputs, output=given.reshape(inputs.shapes.output_by_head))
     return out
 
 

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 GRADIENT_NAMES = ("value", "sampling_locations", "attention_weights")
 
+_ndarray = np.ndarray
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
 _NAME_BY_NUM = {np.dtype(name).num: name for name in FLOAT_NAMES if name != "bfloat16"}
@@ -82,15 +83,18 @@ class Shapes:
         Height, width and first key of each level; C-contiguous and read-only.
     output : tuple of int
         (bs, num_queries, num_heads*channels)
+    output_by_head : tuple of int
+        (bs, num_queries, num_heads, channels)
     """
 
-    __slots__ = ("levels", "output", "value", "weights")
+    __slots__ = ("levels", "output", "output_by_head", "value", "weights")
 
     def __init__(self, value: tuple[int, ...], weights: tuple[int, ...], levels: NDArray[np.int64]) -> None:
         self.value = value
         self.weights = weights
         self.levels = levels
         self.output = (value[0], weights[1], value[2] * value[3])
+        self.output_by_head = (value[0], weights[1], value[2], value[3])
 
 
 class Inputs(NamedTuple):
@@ -149,7 +153,7 @@ def forward_inputs(
     shapes, value, locations, weights, level_arrays = _shared_inputs(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
-    compute = _compute(value, locations, weights)
+    compute = _compute(value.dtype.num, locations.dtype.num, weights.dtype.num)
     return Inputs(shapes, value, locations, weights, None, compute, level_arrays)
 
 
@@ -171,7 +175,7 @@ def backward_inputs(
         same_length("grad_output", grad.shape, 0, "value", shapes.output[0])
         same_length("grad_output", grad.shape, 1, "sampling_locations", shapes.output[1])
     grad = parted_into_heads("grad_output", grad, *shapes.value[2:])
-    compute = _compute(value, locations, weights, grad)
+    compute = _compute(value.dtype.num, locations.dtype.num, weights.dtype.num, grad.dtype.num)
     return Inputs(shapes, value, locations, weights, grad, compute, level_arrays)
 
 
@@ -309,8 +313,8 @@ def _agreed(
     return Shapes(value, weights, gather_levels(sizes, starts, num_keys))
 
 
-def _compute(*arrays: NDArray[Any]) -> np.dtype[Any]:
-    return _FLOAT64 if _FLOAT64.num in [array.dtype.num for array in arrays] else _FLOAT32
+def _compute(*numbers_of_dtypes: int) -> np.dtype[Any]:
+    return _FLOAT64 if _FLOAT64.num in numbers_of_dtypes else _FLOAT32
 
 
 def same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expected: int) -> None:
@@ -327,7 +331,7 @@ def same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expect
 
 def _float_array(name: str, given: Any) -> NDArray[Any]:
     """Read a float argument, without a copy where it lies in memory that NumPy can see."""
-    array = given.view() if type(given) is np.ndarray else provided(name, given)
+    array = given.view() if type(given) is _ndarray else provided(name, given)
     if array.dtype.num not in _NAME_BY_NUM and dtype_name(array.dtype) is None:
         refuse_dtype(name, given, array, f"a {listed(FLOAT_NAMES)} array")
     if array.ndim != len(AXES[name]):
@@ -337,26 +341,26 @@ def _float_array(name: str, given: Any) -> NDArray[Any]:
 
 def _integers(name: str, given: Any) -> tuple[tuple[int, ...], NDArray[Any] | None]:
     """Read spatial_shapes or level_start_index: the numbers in order, and the array if they came in one."""
-    listed = isinstance(given, (list, tuple))
-    if listed:
+    if isinstance(given, (list, tuple)):
         # As objects, since the dtypes that NumPy finds for a list lose what we must see: 2**63 beside -1 is
         # float64, True beside 2 is int64, and no numbers at all are float64.
         array = provided(name, given, dtype=object)
-    else:
-        array = given.view() if type(given) is np.ndarray else provided(name, given)
-        if array.dtype.kind not in "iu":
-            refuse_dtype(name, given, array, "an integer array")
-    shape = array.shape
-    if listed and shape == (0,):
-        return (), None
+        if array.shape == (0,):
+            return (), None
+        _check_integers_shape(name, array.shape)
+        return tuple([_integer(name, item) for item in array.ravel().tolist()]), None
+    array = given.view() if type(given) is _ndarray else provided(name, given)
+    if array.dtype.kind not in "iu":
+        refuse_dtype(name, given, array, "an integer array")
+    _check_integers_shape(name, array.shape)
+    return tuple(array.ravel().tolist()), array
+
+
+def _check_integers_shape(name: str, shape: tuple[int, ...]) -> None:
     if len(shape) != len(AXES[name]):
         refuse_rank(name, shape)
-    if shape[1:] not in ((), (2,)):
+    if len(shape) == 2 and shape[1] != 2:
         raise ValueError(f"{name} must have shape (num_levels, 2), rows of (H, W), got shape {shape}")
-    numbers = array.ravel().tolist()
-    if not listed:
-        return tuple(numbers), array
-    return tuple([_integer(name, item) for item in numbers]), None
 
 
 def _integer(name: str, item: Any) -> int:
