@@ -9,7 +9,7 @@ from msda._kernels.layout import format_code
 
 
 @cython.final
-cdef class Bytes:
+cdef class _Bytes:
     # Lends an array's memory with one more axis, the bytes of each element. It asks for no format: bfloat16 has none
     # that a buffer could name.
     cdef object array
@@ -42,7 +42,7 @@ cdef class Bytes:
         PyBuffer_Release(&self.lent)
 
 
-cdef inline Bytes as_bytes(array):
-    cdef Bytes lender = Bytes.__new__(Bytes)
+cdef inline _Bytes as_bytes(array):
+    cdef _Bytes lender = _Bytes.__new__(_Bytes)
     lender.array = array
     return lender
