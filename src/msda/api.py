@@ -159,7 +159,7 @@ def backward(
             results[k] = created
             targets[k] = created[..., ::-1] if k == 1 and coordinate_order == "yx" else created
     gradients = Gradients(*results)
-    if sum([target.size for target in targets if target is not None]):
+    if any(target is not None and target.size for target in targets):
         _run(
             chosen,
             inputs,

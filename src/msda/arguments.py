@@ -33,15 +33,14 @@ from numpy.typing import NDArray
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 GRADIENT_NAMES = ("value", "sampling_locations", "attention_weights")
 
-_ndarray = np.ndarray
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
 _NAME_BY_NUM = {np.dtype(name).num: name for name in FLOAT_NAMES if name != "bfloat16"}
 
 _INT64_MAX = 2**63 - 1
 
-# Of spatial_shapes, in a call whose shapes are kept: 64 levels.
-_SIZES_TO_KEEP = 128
+# Calls with more levels than these are checked anew each time.
+_MOST_LEVELS_KEPT = 64
 
 # How hard NumPy may think about whether two strided arrays meet: some 0.05 s. The layouts that slicing and
 # transposing make take a few steps.
@@ -71,23 +70,25 @@ AXES |= {
 class Shapes:
     """The lengths of all axes and the levels of a call, checked.
 
-    It compares by identity, so it is quick to look up; calls that are alike share one, mostly.
+    Calls that are alike share one, if it is kept (`_agreed`).
 
     Attributes
     ----------
     value : tuple of int
         (bs, num_keys, num_heads, channels)
     weights : tuple of int
-        (bs, num_queries, num_heads, num_levels, num_points)
+        Of attention_weights: (bs, num_queries, num_heads, num_levels, num_points).
     levels : ndarray of int64, shape (num_levels, 3)
         Height, width and first key of each level; C-contiguous and read-only.
     output : tuple of int
         (bs, num_queries, num_heads*channels)
     output_by_head : tuple of int
         (bs, num_queries, num_heads, channels)
+    plans : dict
+        For `msda.plan`, which keeps here what it has planned for calls of these shapes.
     """
 
-    __slots__ = ("levels", "output", "output_by_head", "value", "weights")
+    __slots__ = ("levels", "output", "output_by_head", "plans", "value", "weights")
 
     def __init__(self, value: tuple[int, ...], weights: tuple[int, ...], levels: NDArray[np.int64]) -> None:
         self.value = value
@@ -95,6 +96,7 @@ class Shapes:
         self.levels = levels
         self.output = (value[0], weights[1], value[2] * value[3])
         self.output_by_head = (value[0], weights[1], value[2], value[3])
+        self.plans: dict[tuple[Any, ...], Any] = {}
 
 
 class Inputs(NamedTuple):
@@ -153,7 +155,7 @@ def forward_inputs(
     shapes, value, locations, weights, level_arrays = _shared_inputs(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
-    compute = _compute(value.dtype.num, locations.dtype.num, weights.dtype.num)
+    compute = _compute_dtype(value.dtype.num, locations.dtype.num, weights.dtype.num)
     return Inputs(shapes, value, locations, weights, None, compute, level_arrays)
 
 
@@ -175,7 +177,7 @@ def backward_inputs(
         same_length("grad_output", grad.shape, 0, "value", shapes.output[0])
         same_length("grad_output", grad.shape, 1, "sampling_locations", shapes.output[1])
     grad = parted_into_heads("grad_output", grad, *shapes.value[2:])
-    compute = _compute(value.dtype.num, locations.dtype.num, weights.dtype.num, grad.dtype.num)
+    compute = _compute_dtype(value.dtype.num, locations.dtype.num, weights.dtype.num, grad.dtype.num)
     return Inputs(shapes, value, locations, weights, grad, compute, level_arrays)
 
 
@@ -274,7 +276,7 @@ def _shared_inputs(
     locations = _float_array("sampling_locations", sampling_locations)
     weights = _float_array("attention_weights", attention_weights)
 
-    agreed = _agreed if len(sizes) <= _SIZES_TO_KEEP else _agreed.__wrapped__
+    agreed = _agreed if len(sizes) <= 2 * _MOST_LEVELS_KEPT else _agreed.__wrapped__
     shapes = agreed(value.shape, sizes, starts, locations.shape, weights.shape)
     if coordinate_order == "yx":
         locations = locations[..., ::-1]
@@ -285,36 +287,38 @@ def _shared_inputs(
 # small one takes no longer than these checks.
 @functools.lru_cache(maxsize=64)
 def _agreed(
-    value: tuple[int, ...],
+    value_shape: tuple[int, ...],
     sizes: tuple[int, ...],
     starts: tuple[int, ...] | None,
-    locations: tuple[int, ...],
-    weights: tuple[int, ...],
+    locations_shape: tuple[int, ...],
+    weights_shape: tuple[int, ...],
 ) -> Shapes:
     """Check shapes against each other, and the levels against num_keys."""
-    bs, num_keys, num_heads, _ = value
+    bs, num_keys, num_heads, _ = value_shape
     num_levels = len(sizes) // 2
     if starts is not None and len(starts) != num_levels:
         same_length("level_start_index", (len(starts),), 0, "spatial_shapes", num_levels)
-    num_queries, num_points = locations[1], locations[4]
-    if locations != (bs, num_queries, num_heads, num_levels, num_points, 2):
-        same_length("sampling_locations", locations, 0, "value", bs)
-        same_length("sampling_locations", locations, 2, "value", num_heads)
-        same_length("sampling_locations", locations, 3, "spatial_shapes", num_levels)
+    num_queries, num_points = locations_shape[1], locations_shape[4]
+    if locations_shape != (bs, num_queries, num_heads, num_levels, num_points, 2):
+        same_length("sampling_locations", locations_shape, 0, "value", bs)
+        same_length("sampling_locations", locations_shape, 2, "value", num_heads)
+        same_length("sampling_locations", locations_shape, 3, "spatial_shapes", num_levels)
         raise ValueError(
-            f"sampling_locations has shape {locations}: its last axis must hold 2 coordinates, got {locations[5]}"
+            f"sampling_locations has shape {locations_shape}: its last axis must hold 2 coordinates, "
+            f"got {locations_shape[5]}"
         )
-    if weights != locations[:5]:
-        same_length("attention_weights", weights, 0, "value", bs)
-        same_length("attention_weights", weights, 1, "sampling_locations", num_queries)
-        same_length("attention_weights", weights, 2, "value", num_heads)
-        same_length("attention_weights", weights, 3, "spatial_shapes", num_levels)
-        same_length("attention_weights", weights, 4, "sampling_locations", num_points)
-    return Shapes(value, weights, gather_levels(sizes, starts, num_keys))
+    if weights_shape != locations_shape[:5]:
+        same_length("attention_weights", weights_shape, 0, "value", bs)
+        same_length("attention_weights", weights_shape, 1, "sampling_locations", num_queries)
+        same_length("attention_weights", weights_shape, 2, "value", num_heads)
+        same_length("attention_weights", weights_shape, 3, "spatial_shapes", num_levels)
+        same_length("attention_weights", weights_shape, 4, "sampling_locations", num_points)
+    return Shapes(value_shape, weights_shape, gather_levels(sizes, starts, num_keys))
 
 
-def _compute(*numbers_of_dtypes: int) -> np.dtype[Any]:
-    return _FLOAT64 if _FLOAT64.num in numbers_of_dtypes else _FLOAT32
+def _compute_dtype(*nums: int) -> np.dtype[Any]:
+    """Return the dtype of the arithmetic, from the numbers of the dtypes of the arrays."""
+    return _FLOAT64 if _FLOAT64.num in nums else _FLOAT32
 
 
 def same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expected: int) -> None:
@@ -331,7 +335,7 @@ def same_length(name: str, shape: tuple[int, ...], axis: int, other: str, expect
 
 def _float_array(name: str, given: Any) -> NDArray[Any]:
     """Read a float argument, without a copy where it lies in memory that NumPy can see."""
-    array = given.view() if type(given) is _ndarray else provided(name, given)
+    array = given.view() if type(given) is np.ndarray else provided(name, given)
     if array.dtype.num not in _NAME_BY_NUM and dtype_name(array.dtype) is None:
         refuse_dtype(name, given, array, f"a {listed(FLOAT_NAMES)} array")
     if array.ndim != len(AXES[name]):
@@ -349,7 +353,7 @@ def _integers(name: str, given: Any) -> tuple[tuple[int, ...], NDArray[Any] | No
             return (), None
         _check_integers_shape(name, array.shape)
         return tuple([_integer(name, item) for item in array.ravel().tolist()]), None
-    array = given.view() if type(given) is _ndarray else provided(name, given)
+    array = given.view() if type(given) is np.ndarray else provided(name, given)
     if array.dtype.kind not in "iu":
         refuse_dtype(name, given, array, "an integer array")
     _check_integers_shape(name, array.shape)

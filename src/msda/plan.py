@@ -15,7 +15,7 @@ depends on the number of threads: the choices below change speed and memory, nev
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     items: int
     chunks: int  # of the queries of a unit
     chunks_apart: bool  # each chunk an item of its own
-    packed: bool
+    packed: bool  # never without channels
     clear_grad_value: bool  # rows touched in the caller's array: it is not zero yet
     part_levels: NDArray[np.int64]  # the levels of all parts, one part after the other
     part_begin: NDArray[np.int64]  # where a part's levels begin there; one more entry for the end
@@ -60,7 +60,7 @@ def work(inputs: Inputs) -> int:
 def forward(inputs: Inputs, threads: int) -> Plan:
     """Plan a forward pass, or a backward pass without the gradient of value."""
     in_place = _usable_in_place(inputs.value, inputs)
-    return _forward(inputs.shapes, inputs.compute.itemsize == 8, threads, in_place, TOUCHES_TO_PACK)
+    return _kept(inputs, _forward, threads, in_place)
 
 
 def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Plan:
@@ -68,16 +68,22 @@ def backward(inputs: Inputs, threads: int, out_value: NDArray[Any] | None) -> Pl
     in_place = _usable_in_place(inputs.value, inputs) and (
         out_value is None or _usable_in_place(out_value, inputs)
     )
-    return _backward(
-        inputs.shapes,
-        inputs.compute.itemsize == 8,
-        threads,
-        in_place,
-        out_value is not None,
-        TOUCHES_TO_PACK,
-        PART_COST,
-        reference.QUERY_BLOCK,
-    )
+    return _kept(inputs, _backward, threads, in_place, out_value is not None)
+
+
+# Planning takes as long as the work of a very small call; programs make the same calls over and over.
+def _kept(inputs: Inputs, make: Callable[..., Plan], threads: int, *arguments: bool) -> Plan:
+    """Return what `make` plans, from the call's `Shapes` if it has been planned before."""
+    plans = inputs.shapes.plans
+    is_double = inputs.compute.itemsize == 8
+    # Whoever changes one of these numbers is given other plans.
+    key = (make, is_double, threads, arguments, TOUCHES_TO_PACK, PART_COST, reference.QUERY_BLOCK)
+    found = plans.get(key)
+    if found is None:
+        if len(plans) >= 64:
+            plans.clear()
+        found = plans[key] = make(inputs.shapes, is_double, threads, *arguments)
+    return found
 
 
 def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
@@ -92,38 +98,24 @@ def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
     )
 
 
-# Planning takes as long as the work of a very small call; programs make the same calls over and over.
-
-
-@functools.lru_cache(maxsize=64)
-def _forward(shapes: Shapes, is_double: bool, threads: int, in_place: bool, touches_to_pack: float) -> Plan:
+def _forward(shapes: Shapes, is_double: bool, threads: int, in_place: bool) -> Plan:
     chunks = 1
     units = _units(shapes)
     if units % threads and 0 < units < ITEMS_PER_THREAD * threads:
         chunks = min(-(-ITEMS_PER_THREAD * threads // units), max(1, shapes.weights[1]))
-    packed = not in_place or _worth_packing(shapes, touches_to_pack)
+    packed = not in_place or _worth_packing(shapes)
     return _plan(shapes, is_double, threads, chunks, True, packed, False, _one_part(shapes))
 
 
-@functools.lru_cache(maxsize=64)
-def _backward(
-    shapes: Shapes,
-    is_double: bool,
-    threads: int,
-    in_place: bool,
-    clear_grad_value: bool,
-    touches_to_pack: float,
-    part_cost: float,
-    query_block: int,  # what query_block_count goes by
-) -> Plan:
+def _backward(shapes: Shapes, is_double: bool, threads: int, in_place: bool, clear_grad_value: bool) -> Plan:
     # Without samples, or without channels, no block adds anything.
     adds = 0 not in shapes.value and 0 not in shapes.weights
     blocks = max(1, reference.query_block_count(shapes.weights[1])) if adds else 1
     # The private sum of a block can be the caller's array only where there is one block.
-    packed = blocks > 1 or not in_place or _worth_packing(shapes, touches_to_pack)
+    packed = blocks > 1 or not in_place or _worth_packing(shapes)
     parts, apart = _one_part(shapes), False
     if threads > _units(shapes) > 0:
-        parts, apart = _cut_finer(shapes, threads, blocks, part_cost)
+        parts, apart = _cut_finer(shapes, threads, blocks)
     return _plan(shapes, is_double, threads, blocks, apart, packed, clear_grad_value, parts)
 
 
@@ -131,10 +123,10 @@ def _units(shapes: Shapes) -> int:
     return shapes.value[0] * shapes.value[2]
 
 
-def _worth_packing(shapes: Shapes, touches_to_pack: float) -> bool:
+def _worth_packing(shapes: Shapes) -> bool:
     _, num_queries, _, num_levels, num_points = shapes.weights
     touches = 4 * num_queries * num_levels * num_points
-    return shapes.value[3] > 0 and touches > touches_to_pack * max(shapes.value[1], FEW_KEYS)
+    return shapes.value[3] > 0 and touches > TOUCHES_TO_PACK * max(shapes.value[1], FEW_KEYS)
 
 
 class _Part(NamedTuple):
@@ -173,13 +165,13 @@ def _level_parts(shapes: Shapes) -> list[_Part]:
     ]
 
 
-def _cut_finer(shapes: Shapes, threads: int, blocks: int, part_cost: float) -> tuple[list[_Part], bool]:
+def _cut_finer(shapes: Shapes, threads: int, blocks: int) -> tuple[list[_Part], bool]:
     """Choose parts, and whether blocks are apart, for more threads than units: what is done soonest."""
     choices: list[tuple[float, int, list[_Part], bool]] = []
     for parts in (_one_part(shapes), _level_parts(shapes)):
         for apart in (False, True):
             items = _units(shapes) * len(parts) * (blocks if apart else 1)
-            cost = (1 if apart else blocks) * (part_cost if len(parts) > 1 else 1) / len(parts)
+            cost = (1 if apart else blocks) * (PART_COST if len(parts) > 1 else 1) / len(parts)
             choices.append((-(-items // threads) * cost, len(choices), parts, apart))
     _, _, parts, apart = min(choices)
     return parts, apart

@@ -24,6 +24,7 @@ passes() { # NAME PYTEST ARGUMENT...: tests what is installed
 for version in 3.11 3.12 3.13; do
   if ! host=$(find_python $version); then
     summary+=("Python $version: SKIPPED, this machine has none")
+    [[ $version != 3.11 ]] || summary+=("NumPy $oldest_numpy: SKIPPED, it is tried with Python 3.11")
     continue
   fi
   environment "$host" "$work/venv"

@@ -10,8 +10,8 @@ from msda._kernels.layout import format_code
 
 @cython.final
 cdef class _Bytes:
-    # Lends an array's memory with one more axis, the bytes of each element. It asks for no format: bfloat16 has none
-    # that a buffer could name.
+    # Lends an array's memory, once, with one more axis: the bytes of each element. It asks for no format: bfloat16 has
+    # none that a buffer could name. No array of ours has more than seven axes then.
     cdef object array
     cdef Py_buffer lent
     cdef Py_ssize_t shape[8]

@@ -16,20 +16,21 @@ cdef inline Py_ssize_t row_groups(Py_ssize_t rows) noexcept nogil:
     return (rows + GROUP_ROWS - 1) // GROUP_ROWS
 
 
+cdef inline Py_ssize_t group_end(Py_ssize_t group, Py_ssize_t rows) noexcept nogil:
+    return min(rows, (group + 1) * GROUP_ROWS)
+
+
 cdef void clear_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
     # All of it, whether or not all belongs to this unit: its number speaks for all.
     cdef Py_ssize_t row
-    for row in range(group * GROUP_ROWS, min(call.most_rows, (group + 1) * GROUP_ROWS)):
+    for row in range(group * GROUP_ROWS, group_end(group, call.most_rows)):
         memset(slot.grad_base + row * call.grad_step, 0, call.row_bytes)
     slot.block_of_group[group] = NOBODYS
 
 
-cdef void clear_grad_rows(Call call, Slot* slot, Py_ssize_t part, bint calling_thread) noexcept nogil:
+cdef void begin_grad_value(Call call, Slot* slot, Py_ssize_t rows, bint calling_thread) noexcept nogil:
     # Before the first block of a unit, and before every block that is an item of its own.
-    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
     cdef Py_ssize_t row, group
-    if call.channels == 0:
-        return
     if call.packed:
         for group in range(row_groups(rows)):
             slot.in_earlier[group] = 0
@@ -37,7 +38,7 @@ cdef void clear_grad_rows(Call call, Slot* slot, Py_ssize_t part, bint calling_t
                 if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
                     return
                 clear_group(call, slot, group)
-    elif call.clear_grad_value:
+    elif call.clear_grad_value and call.channels > 0:
         for row in range(rows):
             if row % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
                 return
@@ -55,7 +56,7 @@ cdef void move_group(Call call, Slot* slot, Py_ssize_t group, real kind) noexcep
     cdef Py_ssize_t row
     cdef real* earlier
     cdef real* sums
-    for row in range(group * GROUP_ROWS, min(call.most_rows, (group + 1) * GROUP_ROWS)):
+    for row in range(group * GROUP_ROWS, group_end(group, call.most_rows)):
         earlier = <real*>slot.earlier_blocks + row * call.padded_channels
         sums = <real*>(slot.grad_base + row * call.grad_step)
         if slot.in_earlier[group]:
@@ -82,103 +83,94 @@ cdef void find_touched_rows(Slot* slot, Py_ssize_t samples, Py_ssize_t count) no
         row += samples
 
 
-cdef void begin_block(Slot* slot, Py_ssize_t samples) noexcept nogil:
-    cdef Py_ssize_t s
-    for s in range(samples):
-        slot.first_taken[s], slot.last_taken[s] = 0, -1
+cdef void begin_block(Call call, Slot* slot, Py_ssize_t part) noexcept nogil:
+    cdef Py_ssize_t k
+    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
+        slot.first_claimed[k], slot.last_claimed[k] = 0, -1
 
 
-cdef void take_range(Call call, Slot* slot, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block,
-                     real kind) noexcept nogil:
+cdef void claim(Call call, Slot* slot, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block, bint calling_thread,
+                real kind) noexcept nogil:
+    # Groups `first` to `last` hold the block's sums from now on; those of an earlier block make room for them.
     cdef Py_ssize_t group
     for group in range(first, last + 1):
         if slot.block_of_group[group] != block:
             if slot.block_of_group[group] != NOBODYS:
+                if not go_on(call, calling_thread, 3 * GROUP_ROWS * call.channels):
+                    return
                 move_group(call, slot, group, kind)
                 clear_group(call, slot, group)
             slot.block_of_group[group] = block
 
 
-cdef void take_groups(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t samples, Py_ssize_t count, Py_ssize_t block,
-                      real kind) noexcept nogil:
-    # Makes the groups that the tile touches those of the block, the rows below and to the right included. What lies
-    # between groups of a level that the block has touched is taken too, so that only the ends need to be looked at.
-    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
-    cdef Py_ssize_t s = 0, point, width, first, last
+cdef void claim_touched(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t rows, Py_ssize_t samples, Py_ssize_t count,
+                        Py_ssize_t block, bint calling_thread, real kind) noexcept nogil:
+    # Claims the groups that the tile touches, the rows below and to the right included. What lies between them and
+    # those of the level that the block has claimed before is claimed too, so that only the ends need to be looked at.
+    cdef Py_ssize_t k, point, width, first, last
     cdef double lowest, highest
     find_touched_rows(slot, samples, count)
-    while s < samples:
-        width = call.levels[call.part_levels[call.part_begin[part] + s // call.points], 1]
+    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
+        width = call.levels[call.part_levels[call.part_begin[part] + k], 1]
         lowest, highest = INFINITY, -INFINITY
         for point in range(call.points):
-            lowest = min(lowest, slot.lowest_row[s + point])
-            highest = max(highest, slot.highest_row[s + point])
-        if lowest <= highest:
-            first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
-            last = min(rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
-            if slot.first_taken[s] > slot.last_taken[s]:
-                take_range(call, slot, first, last, block, kind)
-                slot.first_taken[s], slot.last_taken[s] = first, last
-            else:
-                take_range(call, slot, first, slot.first_taken[s] - 1, block, kind)
-                take_range(call, slot, slot.last_taken[s] + 1, last, block, kind)
-                slot.first_taken[s] = min(slot.first_taken[s], first)
-                slot.last_taken[s] = max(slot.last_taken[s], last)
-        s += call.points
+            lowest = min(lowest, slot.lowest_row[k * call.points + point])
+            highest = max(highest, slot.highest_row[k * call.points + point])
+        if lowest > highest:
+            continue
+        first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
+        last = min(rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
+        if slot.first_claimed[k] > slot.last_claimed[k]:
+            claim(call, slot, first, last, block, calling_thread, kind)
+            slot.first_claimed[k], slot.last_claimed[k] = first, last
+        else:
+            claim(call, slot, first, slot.first_claimed[k] - 1, block, calling_thread, kind)
+            claim(call, slot, slot.last_claimed[k] + 1, last, block, calling_thread, kind)
+            slot.first_claimed[k] = min(slot.first_claimed[k], first)
+            slot.last_claimed[k] = max(slot.last_claimed[k], last)
 
 
-cdef void store_grad_row(Call call, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h, Py_ssize_t row,
-                         const real* sums) noexcept nogil:
+cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real* sums) noexcept nogil:
     # Row `row` of the part to the caller's array.
-    cdef Py_ssize_t key = call.part_rows[part, 0] + row
-    if row + ROWS_AHEAD < call.part_rows[part, 1] - call.part_rows[part, 0]:
-        prefetch_lines(<char*>&call.grad_value[b, key + ROWS_AHEAD, h, 0, 0],
+    cdef Py_ssize_t key = call.part_rows[unit.part, 0] + row
+    if row + ROWS_AHEAD < unit.rows:
+        prefetch_lines(<char*>&call.grad_value[unit.b, key + ROWS_AHEAD, unit.h, 0, 0],
                        (call.channels - 1) * call.grad_value.strides[3], True)
-    store_strip(sums, call.channels, call.grad_value_code, <char*>&call.grad_value[b, key, h, 0, 0],
+    store_strip(sums, call.channels, call.grad_value_code, <char*>&call.grad_value[unit.b, key, unit.h, 0, 0],
                 call.grad_value.strides[3])
 
 
-cdef void finish_unit(Call call, Slot* slot, Py_ssize_t unit, bint calling_thread, real kind) noexcept nogil:
+cdef void finish_grad_value(Call call, Slot* slot, const Unit* unit, bint calling_thread, real kind) noexcept nogil:
     # All the blocks of a unit have been in this slot: their sums to the caller's array.
-    cdef Py_ssize_t part = unit % call.parts
-    cdef Py_ssize_t h = unit // call.parts % call.heads
-    cdef Py_ssize_t b = unit // call.parts // call.heads
-    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
     cdef Py_ssize_t group, row
     cdef real* sums
-    if call.channels == 0:
-        return
-    for group in range(row_groups(rows)):
+    for group in range(row_groups(unit.rows)):
         if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
             return
-        for row in range(group * GROUP_ROWS, min(rows, (group + 1) * GROUP_ROWS)):
+        for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
             sums = <real*>(slot.grad_base + row * call.grad_step)
             if slot.in_earlier[group]:
                 add_row(<real*>slot.earlier_blocks + row * call.padded_channels, sums, call.padded_channels)
                 sums = <real*>slot.earlier_blocks + row * call.padded_channels
-            store_grad_row(call, part, b, h, row, <const real*>sums)
-        if slot.block_of_group[group] != NOBODYS:
+            store_grad_row(call, unit, row, <const real*>sums)
+        if slot.block_of_group[group] != NOBODYS and call.units() > call.threads:
             # For the next unit, while the rows are in the cache.
             clear_group(call, slot, group)
 
 
-cdef void fold_blocks(Call call, Py_ssize_t unit, Py_ssize_t group, Slot* slots, Py_ssize_t count, bint begins,
+cdef void fold_blocks(Call call, const Unit* unit, Py_ssize_t group, Slot* slots, Py_ssize_t count, bint begins,
                       bint ends, real kind) noexcept nogil:
     # Adds the sums of `count` successive blocks of a unit, one in each of the slots, in ascending order, for one group
     # of rows. They are carried on from round to round, unless the unit begins with the first of the blocks; if it ends
     # with the last of them, they go to the caller's array.
-    cdef Py_ssize_t part = unit % call.parts
-    cdef Py_ssize_t h = unit // call.parts % call.heads
-    cdef Py_ssize_t b = unit // call.parts // call.heads
-    cdef Py_ssize_t rows = call.part_rows[part, 1] - call.part_rows[part, 0]
     cdef Py_ssize_t row, i
     cdef real* total
-    for row in range(group * GROUP_ROWS, min(rows, (group + 1) * GROUP_ROWS)):
+    for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
         total = <real*>call.carried_blocks + row * call.padded_channels
         if begins:
             memset(total, 0, call.row_bytes)
         for i in range(count):
             if slots[i].block_of_group[group] != NOBODYS:
                 add_row(total, <const real*>(slots[i].grad_base + row * call.grad_step), call.padded_channels)
-        if ends and call.channels > 0:
-            store_grad_row(call, part, b, h, row, <const real*>total)
+        if ends:
+            store_grad_row(call, unit, row, <const real*>total)

@@ -14,16 +14,24 @@ cdef enum:
     CACHE_LINE = 64
 
 
+# A unit of the work.
+cdef struct Unit:
+    Py_ssize_t part
+    Py_ssize_t b
+    Py_ssize_t h
+    Py_ssize_t rows         # of value, that the part owns
+
+
 # What a unit has of one of the caller's arrays: for each query a few elements, near each other mostly.
-cdef struct Strip:
+cdef struct PerQuery:
     char* first             # the first element of query 0
-    Py_ssize_t query_step   # bytes from a query to the next
-    Py_ssize_t extent       # bytes from the first element to the last; -1: there are none
+    Py_ssize_t step         # bytes from a query to the next
+    Py_ssize_t extent       # bytes from the first element to the last; less than 0: they are not fetched ahead
 
 
 # What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
 cdef struct Slot:
-    Py_ssize_t levels_of_part # the part that the levels below belong to; -1: none yet
+    Py_ssize_t levels_part  # the part that the levels below are those of; -1: none yet
     # for each sample (level, point) of a query, and the first ones of the next
     Py_ssize_t* value_below # bytes from a row of its level's map to that of the pixel below
     Py_ssize_t* grad_below
@@ -63,15 +71,15 @@ cdef struct Slot:
     uint8_t* in_earlier     #   for which groups there are some
     double* lowest_row      # for each sample of a query: which rows it touches in this tile
     double* highest_row
-    Py_ssize_t* first_taken #   for the first sample of each level, the groups that this block has taken
-    Py_ssize_t* last_taken
-    # the unit's parts of the caller's arrays
-    Strip locations
-    Strip weights
-    Strip grad_output
-    Strip output
-    Strip grad_locations
-    Strip grad_weights
+    Py_ssize_t* first_claimed # for each level of the part, the groups that this block has claimed
+    Py_ssize_t* last_claimed
+    # where the unit's elements lie in the caller's arrays
+    PerQuery locations
+    PerQuery weights
+    PerQuery grad_output
+    PerQuery output
+    PerQuery grad_locations
+    PerQuery grad_weights
     bint levels_run_on      # whether the levels of the part are neighbours
     # where row 0 of the unit lies, packed or in the caller's arrays
     char* value_base
@@ -202,6 +210,17 @@ cdef class Call:
         cdef Py_ssize_t shared = self.most_rows * self.row_bytes if self.carries_blocks() else 0
         return self.threads * (self.slot_bytes + <Py_ssize_t>sizeof(Slot)) + shared + 3 * CACHE_LINE
 
+    cdef Py_ssize_t units(self) noexcept nogil:
+        return self.batch * self.heads * self.parts
+
+    cdef Unit unit_of(self, Py_ssize_t number) noexcept nogil:
+        cdef Unit unit
+        unit.part = number % self.parts
+        unit.h = number // self.parts % self.heads
+        unit.b = number // self.parts // self.heads
+        unit.rows = self.part_rows[unit.part, 1] - self.part_rows[unit.part, 0]
+        return unit
+
     cdef bint adds_blocks(self) noexcept nogil:
         return self.want_value and self.chunks > 1
 
@@ -213,7 +232,8 @@ cdef class Call:
         cdef Slot unused
         cdef char* cursor = base
         cdef Py_ssize_t per_query = self.most_samples
-        cdef Py_ssize_t per_tile = (self.most_samples * self.tile_queries + 7) // 8 * 8
+        cdef Py_ssize_t per_tile = \
+            (self.most_samples * self.tile_queries + MSDA_PLACED - 1) // MSDA_PLACED * MSDA_PLACED
         cdef Py_ssize_t reals = per_tile * self.real_size
         cdef Py_ssize_t groups = row_groups(self.most_rows), group
         cdef int corner
@@ -255,14 +275,14 @@ cdef class Call:
                 slot.in_earlier = <uint8_t*>take(&cursor, groups)
                 slot.lowest_row = <double*>take(&cursor, 8 * per_query)
                 slot.highest_row = <double*>take(&cursor, 8 * per_query)
-                slot.first_taken = <Py_ssize_t*>take(&cursor, 8 * per_query)
-                slot.last_taken = <Py_ssize_t*>take(&cursor, 8 * per_query)
+                slot.first_claimed = <Py_ssize_t*>take(&cursor, 8 * per_query)
+                slot.last_claimed = <Py_ssize_t*>take(&cursor, 8 * per_query)
                 if base != NULL:
                     for group in range(groups):
                         slot.block_of_group[group] = UNKNOWN
                 if self.adds_blocks() and not self.chunks_apart:
                     slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
-        slot.levels_of_part = -1
+        slot.levels_part = -1
         slot.packed_unit = -1
         slot.value_base = NULL
         slot.grad_base = NULL

@@ -53,6 +53,7 @@ cdef inline void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t
         else:
             msda_clear_block_f64(&level_f64, n)
         while s < end_of_level:
+            # As prefetch_sample does, with what this loop has in registers.
             if fetched_bytes > 0 and i + SAMPLES_AHEAD < last and corners[i + SAMPLES_AHEAD] == ALL_CORNERS:
                 prefetch_rows(base, value_row[i + SAMPLES_AHEAD], step, value_below[s + SAMPLES_AHEAD], fetched_bytes)
             if corners[i]:
@@ -109,8 +110,8 @@ cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples
             output[channel + c] = output[channel + c] + level_sum[c]
 
 
-cdef void forward_tile(Call call, Slot* slot, Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
-                       real kind) noexcept nogil:
+cdef void forward_tile(Call call, Slot* slot, Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count,
+                       Py_ssize_t end, real kind) noexcept nogil:
     # The queries first_query... of a chunk that goes on to `end`.
     cdef Py_ssize_t row_channels = call.padded_channels if call.packed else call.channels
     cdef real* output = <real*>slot.channels

@@ -23,9 +23,9 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
     cdef Py_ssize_t i = 0, query, k, point, level, samples
     cdef int64_t height, width
     cdef bint pixels
-    if slot.levels_of_part == part:
+    if slot.levels_part == part:
         return
-    slot.levels_of_part = part
+    slot.levels_part = part
     for query in range(call.tile_queries):
         for k in range(call.part_begin[part], call.part_begin[part + 1]):
             level = call.part_levels[k]

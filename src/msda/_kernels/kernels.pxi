@@ -5,7 +5,7 @@
 #   progress.pxi   how far the work items are
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
 #   watch.pxi      Ctrl-C
-#   prefetch.pxi   fetching the next queries' data ahead
+#   prefetch.pxi   how lines are fetched ahead, and how far
 #   queries.pxi    what a unit has of the caller's arrays for each query
 #   geometry.pxi   where a sample lies: positions, corners, weights
 #   touching.pxi   the rows of a sample's corners

@@ -3,12 +3,13 @@
 # Where many queries touch the rows, packing pays: the caller's rows of one head lie num_heads rows apart, and with
 # them every row falls into few sets of the cache. Where queries are few, and the arrays are already of the
 # compute type with neighbouring channels, rows are touched where they are (plan.py); but the private sums of several
-# query blocks need packed rows.
+# query blocks need packed rows. Rows without channels are never packed.
 
 
 cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ssize_t h, Py_ssize_t part,
                      bint calling_thread, real kind) noexcept nogil:
-    # Makes the unit's rows of value readable from slot.value_base on.
+    # Makes the unit's rows of value readable from slot.value_base on, finds the place of their gradient, and sets what
+    # stands for rows outside and what is known of the levels.
     cdef Py_ssize_t first = call.part_rows[part, 0], last = call.part_rows[part, 1]
     cdef Py_ssize_t key, channel
     cdef real* row
@@ -28,7 +29,7 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
     if not (call.forward_pass or call.want_dots):
         return
     slot.grad_base += call.row_bytes
-    if slot.packed_unit == unit or call.channels == 0:
+    if slot.packed_unit == unit:
         return
     slot.packed_unit = unit
     for key in range(first, last):

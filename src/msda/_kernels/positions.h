@@ -39,15 +39,16 @@ typedef int64_t msda_whole __attribute__((vector_size(8 * MSDA_PLACED)));
 /* To the nearest integer: adding 3 * 2**51 leaves no room for a fraction. */
 #define MSDA_ROUNDER 0x1.8p52
 
-#define MSDA_FLOOR(x, result)                                                       \
-    do {                                                                            \
+#define MSDA_FLOOR(x, result)                                                         \
+    do {                                                                              \
         msda_place ones = MSDA_ALL(1), nearest = ((x) + MSDA_ROUNDER) - MSDA_ROUNDER; \
-        result = nearest - (msda_place)((nearest > (x)) & (msda_whole)ones);      \
+        result = nearest - (msda_place)((nearest > (x)) & (msda_whole)ones);          \
     } while (0)
 
 /* location: x, y, x, y, ... of the samples; width and height of their levels, NaN where a level has no pixels;
  * first_row: the row of value at which the level starts. Gives the row of the corner 00, which may lie outside the
- * map, NaN if the sample does not count; which of the corners lie in it, none if the sample does not count; and the fractions. */
+ * map, NaN if the sample does not count; which of the corners lie in it, none if the sample does not count; and the
+ * fractions. */
 MSDA_INLINE void msda_find_corners(const double *location, const double *width, const double *height,
                                    const double *first_row, double *row, int64_t *corners,
                                    msda_place *dx, msda_place *dy)

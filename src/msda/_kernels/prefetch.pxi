@@ -1,10 +1,11 @@
-# The caller's lines of the queries to come: they lie a stride apart that no hardware prefetcher follows.
+# How lines are fetched ahead of their use, and how far ahead. What lies a stride apart no hardware prefetcher follows.
 
 cdef extern from "process.h" nogil:
     void msda_prefetch_read(const char* p)
     void msda_prefetch_write(const char* p)
 
 cdef enum:
+    # Elements that lie further apart are left to the processor.
     MOST_BYTES_AHEAD = 2048
     # Samples between the one that is worked on and the one whose rows are fetched.
     SAMPLES_AHEAD = 4
@@ -18,9 +19,10 @@ cdef enum:
 
 cdef inline void prefetch_lines(const char* p, Py_ssize_t extent, bint write) noexcept nogil:
     # The lines from p to p + extent, if there are few.
-    cdef const char* last = p + extent
+    cdef const char* last
     if extent < 0 or extent > MOST_BYTES_AHEAD:
         return
+    last = p + extent
     while p < last:
         if write:
             msda_prefetch_write(p)

@@ -13,8 +13,8 @@ static inline int omp_get_num_threads(void) { return 1; }
 static inline int omp_get_thread_num(void) { return 0; }
 #endif
 
-/* Another library may have switched on flush-to-zero or another rounding mode, and threads keep the mode that
- * they were born with. */
+/* Another library may have switched on flush-to-zero or another rounding mode; threads keep the mode that they
+ * were born with, or get that of the thread that starts the team, as the OpenMP runtime likes. */
 static inline void msda_default_fp_mode(fenv_t *saved)
 {
     fegetenv(saved);

@@ -1,19 +1,19 @@
 # What a unit has of the caller's arrays for each query: found once, then read, written and fetched ahead query by
 # query.
 
-cdef Strip strip_of(const char* first, const char* last, Py_ssize_t query_step) noexcept nogil:
-    cdef Strip strip
-    strip.first = <char*>first
-    strip.query_step = query_step
-    strip.extent = last - first
-    return strip
+cdef PerQuery per_query(const char* first, const char* last, Py_ssize_t step) noexcept nogil:
+    cdef PerQuery found
+    found.first = <char*>first
+    found.step = step
+    found.extent = last - first
+    return found
 
 
-cdef void find_strips(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h) noexcept nogil:
-    # A strip goes from the first level of the part to the last.
+cdef void find_queries(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h) noexcept nogil:
+    # From the first level of the part to the last.
     cdef Py_ssize_t levels = call.part_begin[part + 1] - call.part_begin[part]
     cdef Py_ssize_t p = call.points - 1, c = call.channels - 1, first, last
-    cdef Strip none = strip_of(NULL, NULL, 0)
+    cdef PerQuery none = per_query(NULL, NULL, 0)
     none.extent = -1
     slot.locations = slot.weights = slot.grad_locations = slot.grad_weights = none
     slot.output = slot.grad_output = none
@@ -23,32 +23,32 @@ cdef void find_strips(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_s
         first = call.part_levels[call.part_begin[part]]
         last = call.part_levels[call.part_begin[part + 1] - 1]
         slot.levels_run_on = last - first == levels - 1
-        slot.locations = strip_of(
+        slot.locations = per_query(
             <char*>&call.locations[b, 0, h, first, 0, 0, 0], <char*>&call.locations[b, 0, h, last, p, 1, 0],
             call.locations.strides[1])
-        slot.weights = strip_of(
+        slot.weights = per_query(
             <char*>&call.weights[b, 0, h, first, 0, 0], <char*>&call.weights[b, 0, h, last, p, 0],
             call.weights.strides[1])
         if call.want_locations:
-            slot.grad_locations = strip_of(
+            slot.grad_locations = per_query(
                 <char*>&call.grad_locations[b, 0, h, first, 0, 0, 0],
                 <char*>&call.grad_locations[b, 0, h, last, p, 1, 0], call.grad_locations.strides[1])
         if call.want_weights:
-            slot.grad_weights = strip_of(
+            slot.grad_weights = per_query(
                 <char*>&call.grad_weights[b, 0, h, first, 0, 0], <char*>&call.grad_weights[b, 0, h, last, p, 0],
                 call.grad_weights.strides[1])
     if call.channels > 0:
         if call.forward_pass:
-            slot.output = strip_of(
+            slot.output = per_query(
                 <char*>&call.output[b, 0, h, 0, 0], <char*>&call.output[b, 0, h, c, 0], call.output.strides[1])
         else:
-            slot.grad_output = strip_of(
+            slot.grad_output = per_query(
                 <char*>&call.grad_output[b, 0, h, 0, 0], <char*>&call.grad_output[b, 0, h, c, 0],
                 call.grad_output.strides[1])
 
 
-cdef inline char* of_query(const Strip* strip, Py_ssize_t q) noexcept nogil:
-    return strip.first + q * strip.query_step
+cdef inline char* of_query(const PerQuery* elements, Py_ssize_t q) noexcept nogil:
+    return elements.first + q * elements.step
 
 
 cdef void prefetch_query(Call call, const Slot* slot, Py_ssize_t q) noexcept nogil:

@@ -13,10 +13,6 @@
 #include "numbers.h"
 #include "shuffle.h"
 
-#ifndef MSDA_VECTOR_BYTES
-#define MSDA_VECTOR_BYTES 16
-#endif
-
 #define MSDA_LANE_BYTES 64 /* the lanes of a dot product: 16 float or 8 double */
 
 #define MSDA_BLOCK 32      /* channels whose sums are held in registers */

@@ -9,7 +9,7 @@ cdef extern from "process.h" nogil:
 
 cdef void run_items(Call call, real kind) noexcept nogil:
     # All of the call. Items are handed out one by one; no sum depends on which thread gets which.
-    cdef Py_ssize_t units = call.batch * call.heads * call.parts
+    cdef Py_ssize_t units = call.units()
     cdef Py_ssize_t items = units * call.chunks if call.chunks_apart else units
     cdef Py_ssize_t i
     if call.carries_blocks():
@@ -33,8 +33,9 @@ cdef inline Py_ssize_t spread(Py_ssize_t i, Py_ssize_t items, Py_ssize_t threads
 
 cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
     # A unit with all its chunks, or one chunk of a unit.
-    cdef Py_ssize_t unit = item // call.chunks if call.chunks_apart else item
+    cdef Py_ssize_t number = item // call.chunks if call.chunks_apart else item
     cdef Py_ssize_t chunk, first = 0, last = call.chunks
+    cdef Unit unit = call.unit_of(number)
     cdef fenv_t mode
     begin_item(call)
     if not go_on(call, calling_thread, WORK_OF_AN_ITEM):
@@ -44,9 +45,9 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
         first = item % call.chunks
         last = first + 1
     for chunk in range(first, last):
-        run_chunk(call, unit, chunk, slot, calling_thread, kind)
+        run_chunk(call, number, chunk, slot, calling_thread, kind)
     if call.want_value and call.packed:
-        finish_unit(call, slot, unit, calling_thread, kind)
+        finish_grad_value(call, slot, &unit, calling_thread, kind)
     msda_restore_fp_mode(&mode)
     end_item(call, calling_thread)
 
@@ -85,45 +86,47 @@ cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread,
 cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t group,
                      real kind) noexcept nogil:
     # One group of rows. The blocks of a round lie in successive slots; they may belong to several units.
-    cdef Py_ssize_t item = begin, end = begin + count, unit, stop
+    cdef Py_ssize_t item = begin, end = begin + count, number, stop
+    cdef Unit unit
     cdef fenv_t mode
     msda_default_fp_mode(&mode)
     while item < end:
-        unit = item // call.chunks
-        stop = min(end, (unit + 1) * call.chunks)
-        fold_blocks(call, unit, group, &call.slots[item - begin], stop - item, item % call.chunks == 0,
+        number = item // call.chunks
+        unit = call.unit_of(number)
+        stop = min(end, (number + 1) * call.chunks)
+        fold_blocks(call, &unit, group, &call.slots[item - begin], stop - item, item % call.chunks == 0,
                     stop % call.chunks == 0, kind)
         item = stop
     msda_restore_fp_mode(&mode)
 
 
-cdef void run_chunk(Call call, Py_ssize_t unit, Py_ssize_t chunk, Slot* slot, bint calling_thread,
+cdef void run_chunk(Call call, Py_ssize_t number, Py_ssize_t chunk, Slot* slot, bint calling_thread,
                     real kind) noexcept nogil:
-    # The queries of one chunk, tile by tile.
-    cdef Py_ssize_t part = unit % call.parts
-    cdef Py_ssize_t h = unit // call.parts % call.heads
-    cdef Py_ssize_t b = unit // call.parts // call.heads
+    # The queries of one chunk of a unit, tile by tile.
+    cdef Unit unit = call.unit_of(number)
+    cdef Py_ssize_t part = unit.part
     cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
-    enter_unit(call, slot, unit, b, h, part, calling_thread, kind)
-    find_strips(call, slot, part, b, h)
-    if call.want_value and (chunk == 0 or call.chunks_apart):
-        clear_grad_rows(call, slot, part, calling_thread)
-    if call.want_value and call.packed:
-        begin_block(slot, samples)
+    enter_unit(call, slot, number, unit.b, unit.h, part, calling_thread, kind)
+    find_queries(call, slot, part, unit.b, unit.h)
+    if call.want_value:
+        if chunk == 0 or call.chunks_apart:
+            begin_grad_value(call, slot, unit.rows, calling_thread)
+        if call.packed:
+            begin_block(call, slot, part)
     if samples == 0 and not call.forward_pass:
         q = end
     while q < end and go_on(call, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
         count = min(call.tile_queries, end - q)
         if samples > 0:
-            load_samples(call, slot, part, b, h, q, count, kind)
+            load_samples(call, slot, part, unit.b, unit.h, q, count, kind)
             place_samples(call, slot, count * samples, kind)
-            if call.want_value and call.packed and call.channels > 0:
-                take_groups(call, slot, part, samples, count, chunk, kind)
+            if call.want_value and call.packed:
+                claim_touched(call, slot, part, unit.rows, samples, count, chunk, calling_thread, kind)
         if call.forward_pass:
             forward_tile(call, slot, samples, q, count, end, kind)
         else:
-            backward_tile(call, slot, part, b, h, samples, q, count, end, kind)
+            backward_tile(call, slot, part, unit.b, unit.h, samples, q, count, end, kind)
         q += count
 
 

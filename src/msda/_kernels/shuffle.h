@@ -1,6 +1,10 @@
-/* A vector out of the elements of two others, by number; gcc and clang spell it differently. */
+/* Vectors: how wide they are, and one out of the elements of two others, which gcc and clang spell differently. */
 #ifndef MSDA_SHUFFLE_H
 #define MSDA_SHUFFLE_H
+
+#ifndef MSDA_VECTOR_BYTES
+#define MSDA_VECTOR_BYTES 16
+#endif
 
 #if defined(__clang__)
 #define MSDA_SHUFFLE(mask_type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
