@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import hostile
-from msda import arguments
+from msda import arguments, plan
 
 SHAPES = [(3, 5), (2, 2)]
 STARTS = [0, 15]
@@ -1061,3 +1061,48 @@ def test_hostile_arrays_are_equal_and_gaps_are_watched(shape, dtype):
         buffer = hostile._buffer_of(out)
         buffer[-1:] = 0
         assert hostile.gaps_intact(out) == (buffer.nbytes == out.nbytes), label
+
+
+# ---- what is kept from call to call ---------------------------------------------------------------------
+
+
+def test_calls_that_are_alike_share_shapes_and_plans():
+    first, second = check(well_formed()), check(well_formed(spatial_shapes=SHAPES, level_start_index=STARTS))
+    assert first.shapes is second.shapes
+    assert plan.backward(first, 2, None) is plan.backward(second, 2, None)
+    assert plan.backward(first, 2, None) is not plan.backward(first, 1, None)
+    assert plan.forward(first, 2) is not plan.forward(check(well_formed("float64")), 2)
+    assert not first.shapes.levels.flags.writeable
+
+
+def test_what_is_kept_does_not_excuse_a_wrong_call():
+    for _ in range(2):
+        check(well_formed())
+        refused(
+            ValueError, ["level_start_index", "reaches beyond"], check, well_formed(level_start_index=[0, 16])
+        )
+        refused(TypeError, ["spatial_shapes", "True"], check, well_formed(spatial_shapes=[(3, 5), (True, 4)]))
+        refused(TypeError, ["spatial_shapes"], check, well_formed(spatial_shapes=np.array(SHAPES, float)))
+        refused(TypeError, ["value"], check, well_formed(value=numbers(FLOATS["value"], int)))
+    sizes = np.array(SHAPES)
+    call = well_formed(spatial_shapes=sizes)
+    check(call)
+    sizes[1, 1] = 9
+    refused(ValueError, ["reaches beyond"], check, call)
+
+
+def test_memory_does_not_grow_with_the_calls():
+    def call(queries, levels):
+        shapes = np.ones((levels, 2), int)
+        samples = (1, queries, 1, levels, 1)
+        return arguments.forward_inputs(
+            numbers((1, levels, 1, 1)), shapes, None, numbers((*samples, 2)), numbers(samples), "xy"
+        )
+
+    kept = [call(queries, 2).shapes for queries in range(200)]
+    assert sum(call(queries, 2).shapes is kept[queries] for queries in range(199, -1, -1)) <= 64
+    assert call(3, 65).shapes is not call(3, 65).shapes
+    inputs = call(3, 2)
+    for num_threads in range(1, 257):
+        plan.forward(inputs, num_threads)
+    assert len(inputs.shapes.plans) <= 64

@@ -220,6 +220,40 @@ def test_blocks_of_the_real_size(num_threads, plans):
     assert_team(plans[-1], num_threads)
 
 
+# Where on the maps each block of queries samples: some places are left and come to again.
+WALKS = {
+    "ahead": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "to and fro": (0.1, 0.9, 0.1, 0.5, 0.9, 0.1),
+    "far apart": (0.02, 0.98, 0.5),
+    "in one place": (0.4, 0.4, 0.4, 0.4),
+    "nowhere in between": (0.2, 7.0, 0.2, 7.0, 0.8),
+}
+
+
+@pytest.mark.parametrize("num_threads", TEAMS)
+@pytest.mark.parametrize("walk", WALKS)
+def test_blocks_that_touch_few_rows_of_many(walk, num_threads, plans, monkeypatch):
+    size, blocks = 100, len(WALKS[walk])  # several tiles
+    monkeypatch.setattr(reference, "QUERY_BLOCK", size)
+    rng = np.random.default_rng(14)
+    # The levels begin and end within groups of rows; two of them overlap.
+    shapes, starts = [(40, 33), (7, 11), (30, 20)], [650, 0, 0]
+    for channels, heads, dtype in ((3, 3, "float32"), (20, 1, "float32"), (5, 2, "float64")):
+        problem = random_problem(
+            rng, shapes, starts, 2000, channels=channels, heads=heads, queries=size * blocks, dtypes=dtype
+        )
+        # Within a block up the map, or down.
+        steps = np.linspace(-0.15, 0.15, size) * rng.choice([-1, 1], (blocks, 1))
+        rows = (np.array(WALKS[walk])[:, None] + steps).reshape(1, -1, 1, 1, 1)
+        noise = rng.uniform(-0.03, 0.03, problem.attention_weights.shape)
+        problem.sampling_locations[..., 1] = rows + noise
+        problem.sampling_locations[..., 0] = rng.uniform(-0.1, 1.1, noise.shape)
+        # So far apart in size that each order of a sum has a result of its own.
+        problem.grad_output[...] *= 2.0 ** rng.integers(-12, 12, (1, size * blocks, 1))
+        assert_defined(problem, (channels, heads, dtype), num_threads=num_threads)
+        assert plans[-1].packed and plans[-1].chunks == blocks
+
+
 def test_the_number_of_blocks_is_part_of_the_result(monkeypatch):
     """So the tests above would see blocks that are cut in another way."""
     problem = random_problem(np.random.default_rng(12), channels=3, queries=40)
