@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import os
+import signal
 
 import pytest
 
@@ -9,6 +10,9 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from msda import plan
+
+# A shell that starts the tests in the background has them ignore this signal, which they send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

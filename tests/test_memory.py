@@ -93,6 +93,22 @@ def test_no_memory_is_packed_where_few_rows_are_touched(channels, num_threads):
     assert scratch_bytes(inputs, grad_output, num_threads) < 1 << 20
 
 
+@pytest.mark.parametrize(("keys", "channels"), [(1 << 40, 63), (1 << 40, 64), (1 << 46, 1)])
+def test_a_row_that_is_broadcast_to_very_many_keys(keys, channels):
+    value = np.broadcast_to(np.arange(1, channels + 1, dtype=np.float32), (1, keys, 1, channels))
+    height = 1 << keys.bit_length() // 2
+    locations = np.full((1, 1, 1, 1, 1, 2), 0.5, np.float32)
+    inputs = (value, [(height, keys // height)], None, locations, np.ones((1, 1, 1, 1, 1), np.float32))
+    assert msda.forward(*inputs).tolist() == [[list(range(1, channels + 1))]]
+    gradients = msda.backward(
+        *inputs,
+        np.ones((1, 1, channels), np.float32),
+        wrt=["sampling_locations", "attention_weights"],
+    )
+    assert gradients.attention_weights.item() == channels * (channels + 1) // 2
+    assert gradients.sampling_locations.tolist() == [[[[[[0, 0]]]]]]
+
+
 def test_scratch_memory_of_wide_rows():
     """A few rows for each thread, not one for each query of a fixed number."""
     value = np.zeros((1, 4, 1, 1 << 18), np.float32)

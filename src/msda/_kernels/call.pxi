@@ -142,7 +142,7 @@ cdef class Call:
 
     def __init__(self, plan, const int64_t[:, ::1] levels, value, locations, weights, grad_output=None,
                  output=None, grad_value=None, grad_locations=None, grad_weights=None):
-        cdef Py_ssize_t part
+        cdef Py_ssize_t part, rows
         self.batch, self.keys, self.heads, self.channels = value.shape
         self.queries = locations.shape[1]
         self.points = locations.shape[4] if self.queries else 0
@@ -184,9 +184,11 @@ cdef class Call:
                 self.most_samples, (self.part_begin[part + 1] - self.part_begin[part]) * self.points)
             self.most_rows = max(self.most_rows, self.part_rows[part, 1] - self.part_rows[part, 0])
 
-        if (<object>self.most_rows + TILE_SAMPLES) * self.channels * 16 > _MOST_BYTES \
+        rows = self.most_rows if self.packed else 0
+        if (<object>rows + TILE_SAMPLES) * self.channels * 16 > _MOST_BYTES \
                 or self.most_samples > _MOST_BYTES // 1024:
-            raise MemoryError(f"scratch memory for {self.most_rows} keys of {self.channels} channels")
+            raise MemoryError(
+                f"scratch memory for {rows} packed keys of {self.channels} channels, {self.most_samples} samples a query")
         self.real_size = 8 if self.is_double else 4
         self.tile_queries = max(1, min(self.queries, TILE_SAMPLES // max(1, self.most_samples)))
         self.padded_channels = (self.channels * self.real_size + MSDA_VECTOR_BYTES - 1) \
