@@ -369,19 +369,25 @@ def _check_integers_shape(name: str, shape: tuple[int, ...]) -> None:
 
 def _integer(name: str, item: Any) -> int:
     """Read an element of a list."""
-    number: int | None
-    if type(item) is int:  # outside of a try: what a signal handler raises is not ours to catch
-        number = item
-    else:
-        try:
-            number = None if isinstance(item, bool) else operator.index(item)
-        except Exception:
-            number = None
+    number, _ = exact_integer(item)
     if number is None:
         raise TypeError(f"{name} must hold integers, got {described(item)} in it")
     if number.bit_length() > 64:
         raise ValueError(f"{name} must hold 64-bit integers, got one of {number.bit_length()} bits")
     return number
+
+
+def exact_integer(given: Any) -> tuple[int | None, Exception | None]:
+    """Return an integer that is no bool, or None and what the object's own ``__index__`` raised, if anything."""
+    if type(given) is int:  # outside of a try: what a signal handler raises is not ours to catch
+        return given, None
+    # By name, since NumPy has a bool of its own, which NumPy 2.0 takes for an index.
+    if type(given).__name__ == "bool":
+        return None, None
+    try:
+        return operator.index(given), None
+    except Exception as error:
+        return None, error
 
 
 def gather_levels(

@@ -24,7 +24,6 @@ as a whole, and caches of values that come out the same whoever computes them.
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import reprlib
 import threading
@@ -32,6 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import SupportsIndex
 
 from ._kernels import _system
+from .arguments import exact_integer
 
 #: No call uses more threads than this, whatever was asked for: the OpenMP runtime ends the process when the
 #: system cannot start a team.
@@ -72,16 +72,7 @@ def check_num_threads(n: SupportsIndex, name: str = "num_threads") -> int:
     ValueError
         If `n` is less than 1.
     """
-    count: int | None
-    cause = None
-    if type(n) is int:  # outside of a try: what a signal handler raises is not ours to catch
-        count = n
-    else:
-        try:
-            # By name, since NumPy has a bool of its own, which NumPy 2.0 takes for an index.
-            count = None if type(n).__name__ == "bool" else operator.index(n)
-        except Exception as error:  # whatever the object's own __index__ raises
-            count, cause = None, error
+    count, cause = exact_integer(n)
     if count is None:
         given = f"{reprlib.repr(n)} of type {type(n).__name__}"
         raise TypeError(f"{name} must be an integer of at least 1, got {given}") from cause

@@ -103,11 +103,11 @@ cdef void claim(Call call, Slot* slot, Py_ssize_t first, Py_ssize_t last, Py_ssi
             slot.block_of_group[group] = block
 
 
-cdef void claim_touched(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t rows, Py_ssize_t samples, Py_ssize_t count,
+cdef void claim_touched(Call call, Slot* slot, const Unit* unit, Py_ssize_t samples, Py_ssize_t count,
                         Py_ssize_t block, bint calling_thread, real kind) noexcept nogil:
     # Claims the groups that the tile touches, the rows below and to the right included. What lies between them and
     # those of the level that the block has claimed before is claimed too, so that only the ends need to be looked at.
-    cdef Py_ssize_t k, point, width, first, last
+    cdef Py_ssize_t part = unit.part, k, point, width, first, last
     cdef double lowest, highest
     find_touched_rows(slot, samples, count)
     for k in range(call.part_begin[part + 1] - call.part_begin[part]):
@@ -119,15 +119,13 @@ cdef void claim_touched(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t rows,
         if lowest > highest:
             continue
         first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
-        last = min(rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
+        last = min(unit.rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
         if slot.first_claimed[k] > slot.last_claimed[k]:
-            claim(call, slot, first, last, block, calling_thread, kind)
-            slot.first_claimed[k], slot.last_claimed[k] = first, last
-        else:
-            claim(call, slot, first, slot.first_claimed[k] - 1, block, calling_thread, kind)
-            claim(call, slot, slot.last_claimed[k] + 1, last, block, calling_thread, kind)
-            slot.first_claimed[k] = min(slot.first_claimed[k], first)
-            slot.last_claimed[k] = max(slot.last_claimed[k], last)
+            slot.first_claimed[k], slot.last_claimed[k] = first, first - 1 # none yet
+        claim(call, slot, first, slot.first_claimed[k] - 1, block, calling_thread, kind)
+        claim(call, slot, slot.last_claimed[k] + 1, last, block, calling_thread, kind)
+        slot.first_claimed[k] = min(slot.first_claimed[k], first)
+        slot.last_claimed[k] = max(slot.last_claimed[k], last)
 
 
 cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real* sums) noexcept nogil:

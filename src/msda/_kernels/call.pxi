@@ -16,6 +16,7 @@ cdef enum:
 
 # A unit of the work.
 cdef struct Unit:
+    Py_ssize_t number
     Py_ssize_t part
     Py_ssize_t b
     Py_ssize_t h
@@ -217,6 +218,7 @@ cdef class Call:
 
     cdef Unit unit_of(self, Py_ssize_t number) noexcept nogil:
         cdef Unit unit
+        unit.number = number
         unit.part = number % self.parts
         unit.h = number // self.parts % self.heads
         unit.b = number // self.parts // self.heads

@@ -6,15 +6,15 @@
 # query blocks need packed rows. Rows without channels are never packed.
 
 
-cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ssize_t h, Py_ssize_t part,
-                     bint calling_thread, real kind) noexcept nogil:
+cdef void enter_unit(Call call, Slot* slot, const Unit* unit, bint calling_thread, real kind) noexcept nogil:
     # Makes the unit's rows of value readable from slot.value_base on, finds the place of their gradient, and sets what
     # stands for rows outside and what is known of the levels.
-    cdef Py_ssize_t first = call.part_rows[part, 0], last = call.part_rows[part, 1]
+    cdef Py_ssize_t b = unit.b, h = unit.h
+    cdef Py_ssize_t first = call.part_rows[unit.part, 0], last = call.part_rows[unit.part, 1]
     cdef Py_ssize_t key, channel
     cdef real* row
     memset(slot.outside_value, 0, 2 * call.row_bytes)
-    set_levels(call, slot, part, kind)
+    set_levels(call, slot, unit.part, kind)
     if not call.packed:
         if first < last and call.channels > 0:
             slot.value_base = <char*>&call.value[b, first, h, 0, 0]
@@ -29,9 +29,9 @@ cdef void enter_unit(Call call, Slot* slot, Py_ssize_t unit, Py_ssize_t b, Py_ss
     if not (call.forward_pass or call.want_dots):
         return
     slot.grad_base += call.row_bytes
-    if slot.packed_unit == unit:
+    if slot.packed_unit == unit.number:
         return
-    slot.packed_unit = unit
+    slot.packed_unit = unit.number
     for key in range(first, last):
         if key % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
             return

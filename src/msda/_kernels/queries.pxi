@@ -9,8 +9,9 @@ cdef PerQuery per_query(const char* first, const char* last, Py_ssize_t step) no
     return found
 
 
-cdef void find_queries(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py_ssize_t h) noexcept nogil:
+cdef void find_queries(Call call, Slot* slot, const Unit* unit) noexcept nogil:
     # From the first level of the part to the last.
+    cdef Py_ssize_t part = unit.part, b = unit.b, h = unit.h
     cdef Py_ssize_t levels = call.part_begin[part + 1] - call.part_begin[part]
     cdef Py_ssize_t p = call.points - 1, c = call.channels - 1, first, last
     cdef PerQuery none = per_query(NULL, NULL, 0)

@@ -33,9 +33,8 @@ cdef inline Py_ssize_t spread(Py_ssize_t i, Py_ssize_t items, Py_ssize_t threads
 
 cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
     # A unit with all its chunks, or one chunk of a unit.
-    cdef Py_ssize_t number = item // call.chunks if call.chunks_apart else item
+    cdef Unit unit = call.unit_of(item // call.chunks if call.chunks_apart else item)
     cdef Py_ssize_t chunk, first = 0, last = call.chunks
-    cdef Unit unit = call.unit_of(number)
     cdef fenv_t mode
     begin_item(call)
     if not go_on(call, calling_thread, WORK_OF_AN_ITEM):
@@ -45,7 +44,7 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
         first = item % call.chunks
         last = first + 1
     for chunk in range(first, last):
-        run_chunk(call, number, chunk, slot, calling_thread, kind)
+        run_chunk(call, &unit, chunk, slot, calling_thread, kind)
     if call.want_value and call.packed:
         finish_grad_value(call, slot, &unit, calling_thread, kind)
     msda_restore_fp_mode(&mode)
@@ -75,10 +74,11 @@ cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogi
 
 
 cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
+    cdef Unit unit = call.unit_of(item // call.chunks)
     cdef fenv_t mode
     begin_item(call)
     msda_default_fp_mode(&mode)
-    run_chunk(call, item // call.chunks, item % call.chunks, slot, calling_thread, kind)
+    run_chunk(call, &unit, item % call.chunks, slot, calling_thread, kind)
     msda_restore_fp_mode(&mode)
     end_item(call, calling_thread)
 
@@ -86,29 +86,27 @@ cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread,
 cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t group,
                      real kind) noexcept nogil:
     # One group of rows. The blocks of a round lie in successive slots; they may belong to several units.
-    cdef Py_ssize_t item = begin, end = begin + count, number, stop
+    cdef Py_ssize_t item = begin, end = begin + count, stop
     cdef Unit unit
     cdef fenv_t mode
     msda_default_fp_mode(&mode)
     while item < end:
-        number = item // call.chunks
-        unit = call.unit_of(number)
-        stop = min(end, (number + 1) * call.chunks)
+        unit = call.unit_of(item // call.chunks)
+        stop = min(end, (unit.number + 1) * call.chunks)
         fold_blocks(call, &unit, group, &call.slots[item - begin], stop - item, item % call.chunks == 0,
                     stop % call.chunks == 0, kind)
         item = stop
     msda_restore_fp_mode(&mode)
 
 
-cdef void run_chunk(Call call, Py_ssize_t number, Py_ssize_t chunk, Slot* slot, bint calling_thread,
+cdef void run_chunk(Call call, const Unit* unit, Py_ssize_t chunk, Slot* slot, bint calling_thread,
                     real kind) noexcept nogil:
     # The queries of one chunk of a unit, tile by tile.
-    cdef Unit unit = call.unit_of(number)
     cdef Py_ssize_t part = unit.part
     cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
-    enter_unit(call, slot, number, unit.b, unit.h, part, calling_thread, kind)
-    find_queries(call, slot, part, unit.b, unit.h)
+    enter_unit(call, slot, unit, calling_thread, kind)
+    find_queries(call, slot, unit)
     if call.want_value:
         if chunk == 0 or call.chunks_apart:
             begin_grad_value(call, slot, unit.rows, calling_thread)
@@ -122,7 +120,7 @@ cdef void run_chunk(Call call, Py_ssize_t number, Py_ssize_t chunk, Slot* slot, 
             load_samples(call, slot, part, unit.b, unit.h, q, count, kind)
             place_samples(call, slot, count * samples, kind)
             if call.want_value and call.packed:
-                claim_touched(call, slot, part, unit.rows, samples, count, chunk, calling_thread, kind)
+                claim_touched(call, slot, unit, samples, count, chunk, calling_thread, kind)
         if call.forward_pass:
             forward_tile(call, slot, samples, q, count, end, kind)
         else:
