@@ -16,7 +16,8 @@ from compare import (
     random_problem,
     results,
 )
-from msda import plan, reference, threads
+from msda import arguments, plan, reference, threads
+from msda.cli import workloads
 
 REALS = ("float32", "float64")
 TEAMS = (1, 2, 3, 7)
@@ -160,6 +161,33 @@ def test_backward_plans(name, touches, dtype, plans, monkeypatch):
         assert chosen.packed == (touches == 0 or blocks > 1)
         assert chosen.clear_grad_value == (out is not None)
         assert_team(chosen, num_threads)
+
+
+def test_one_image_has_work_for_64_threads():
+    """The encoder's backward pass: as many items as threads, with equally many samples in each."""
+    workload = workloads.ALL["encoder"]
+    keys, heads, channels = workload.num_keys, workload.num_heads, workload.channels
+    points = workload.num_points
+    samples = (1, keys, heads, len(workload.spatial_shapes), points)
+    value, locations, weights, grad_output = (
+        np.broadcast_to(np.float32(0), shape)
+        for shape in ((1, keys, heads, channels), (*samples, 2), samples, (1, keys, heads * channels))
+    )
+    inputs = arguments.backward_inputs(
+        value, workload.spatial_shapes, None, locations, weights, grad_output, "xy"
+    )
+    chosen = plan.backward(inputs, 64, None)
+    assert chosen.items == chosen.threads == 64 and chosen.chunks_apart
+    blocks = [end - begin for begin, end in reference.query_blocks(keys)]
+    assert len(blocks) == chosen.chunks
+    work = [
+        heads * [levels * points * queries]
+        for levels in np.diff(chosen.part_begin).tolist()
+        for queries in blocks
+    ]
+    assert sum(map(len, work)) == 64
+    assert sum(map(sum, work)) == np.prod(samples)
+    assert max(map(max, work)) < 1.001 * min(map(min, work))
 
 
 @pytest.mark.parametrize("wrt", [None, ("sampling_locations", "attention_weights")], ids=["forward", "dots"])
