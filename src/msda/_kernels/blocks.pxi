@@ -6,18 +6,9 @@
 # comes to stays where it is. A block that has not touched a group would add zeros, which change no sum.
 
 cdef enum:
-    GROUP_ROWS = 64
     # Whose sums a group holds; other numbers are those of blocks.
     NOBODYS = -1    # all are +0
     UNKNOWN = -2    # the memory has just been allocated
-
-
-cdef inline Py_ssize_t row_groups(Py_ssize_t rows) noexcept nogil:
-    return (rows + GROUP_ROWS - 1) // GROUP_ROWS
-
-
-cdef inline Py_ssize_t group_end(Py_ssize_t group, Py_ssize_t rows) noexcept nogil:
-    return min(rows, (group + 1) * GROUP_ROWS)
 
 
 cdef void clear_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
@@ -66,66 +57,16 @@ cdef void move_group(Call call, Slot* slot, Py_ssize_t group, real kind) noexcep
     slot.in_earlier[group] = 1
 
 
-cdef void find_touched_rows(Slot* slot, Py_ssize_t samples, Py_ssize_t count) noexcept nogil:
-    # For each sample of a query the lowest and the highest row of its corner 00 among the tile's `count` queries. The
-    # rows of samples that do not count are NaN, and neither lower nor higher.
-    cdef double* restrict lowest = slot.lowest_row
-    cdef double* restrict highest = slot.highest_row
-    cdef const double* row = slot.row
-    cdef Py_ssize_t q, s
-    for s in range(samples):
-        lowest[s] = INFINITY
-        highest[s] = -INFINITY
-    for q in range(count):
-        for s in range(samples):
-            lowest[s] = row[s] if row[s] < lowest[s] else lowest[s]
-            highest[s] = row[s] if row[s] > highest[s] else highest[s]
-        row += samples
-
-
-cdef void begin_block(Call call, Slot* slot, Py_ssize_t part) noexcept nogil:
-    cdef Py_ssize_t k
-    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
-        slot.first_claimed[k], slot.last_claimed[k] = 0, -1
-
-
-cdef void claim(Call call, Slot* slot, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block, bint calling_thread,
+cdef void claim(Call call, Slot* slot, Py_ssize_t group, Py_ssize_t block, bint calling_thread,
                 real kind) noexcept nogil:
-    # Groups `first` to `last` hold the block's sums from now on; those of an earlier block make room for them.
-    cdef Py_ssize_t group
-    for group in range(first, last + 1):
-        if slot.block_of_group[group] != block:
-            if slot.block_of_group[group] != NOBODYS:
-                if not go_on(call, calling_thread, 3 * GROUP_ROWS * call.channels):
-                    return
-                move_group(call, slot, group, kind)
-                clear_group(call, slot, group)
-            slot.block_of_group[group] = block
-
-
-cdef void claim_touched(Call call, Slot* slot, const Unit* unit, Py_ssize_t samples, Py_ssize_t count,
-                        Py_ssize_t block, bint calling_thread, real kind) noexcept nogil:
-    # Claims the groups that the tile touches, the rows below and to the right included. What lies between them and
-    # those of the level that the block has claimed before is claimed too, so that only the ends need to be looked at.
-    cdef Py_ssize_t part = unit.part, k, point, width, first, last
-    cdef double lowest, highest
-    find_touched_rows(slot, samples, count)
-    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
-        width = call.levels[call.part_levels[call.part_begin[part] + k], 1]
-        lowest, highest = INFINITY, -INFINITY
-        for point in range(call.points):
-            lowest = min(lowest, slot.lowest_row[k * call.points + point])
-            highest = max(highest, slot.highest_row[k * call.points + point])
-        if lowest > highest:
-            continue
-        first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
-        last = min(unit.rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
-        if slot.first_claimed[k] > slot.last_claimed[k]:
-            slot.first_claimed[k], slot.last_claimed[k] = first, first - 1 # none yet
-        claim(call, slot, first, slot.first_claimed[k] - 1, block, calling_thread, kind)
-        claim(call, slot, slot.last_claimed[k] + 1, last, block, calling_thread, kind)
-        slot.first_claimed[k] = min(slot.first_claimed[k], first)
-        slot.last_claimed[k] = max(slot.last_claimed[k], last)
+    # The group holds the block's sums from now on; those of an earlier block make room for them.
+    if slot.block_of_group[group] != block:
+        if slot.block_of_group[group] != NOBODYS:
+            if not go_on(call, calling_thread, 3 * GROUP_ROWS * call.channels):
+                return
+            move_group(call, slot, group, kind)
+            clear_group(call, slot, group)
+        slot.block_of_group[group] = block
 
 
 cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real* sums) noexcept nogil:

@@ -65,15 +65,17 @@ cdef struct Slot:
     char* outside_value     # stand in for the rows outside the map: zeros, and what nobody reads
     char* outside_grad
     # the head's rows, where they are packed
+    char* callers_rows
     char* packed
-    Py_ssize_t packed_unit
+    Py_ssize_t packed_unit  # whose rows they are
+    uint8_t* is_packed      # for each group of rows: whether its rows of value are there
     int64_t* block_of_group # for each group of rows: the block whose sums it holds
     void* earlier_blocks    # the sums of the blocks before that one,
     uint8_t* in_earlier     #   for which groups there are some
     double* lowest_row      # for each sample of a query: which rows it touches in this tile
     double* highest_row
-    Py_ssize_t* first_claimed # for each level of the part, the groups that this block has claimed
-    Py_ssize_t* last_claimed
+    Py_ssize_t* first_group # for each level of the part, the groups that the chunk has come to
+    Py_ssize_t* last_group
     # where the unit's elements lie in the caller's arrays
     PerQuery locations
     PerQuery weights
@@ -197,7 +199,7 @@ cdef class Call:
         self.row_bytes = self.padded_channels * self.real_size
         if self.packed:
             # A row of value and that of its gradient beside each other: one address, neighbouring lines.
-            self.value_step = self.row_bytes * ((self.forward_pass or self.want_dots) + self.want_value)
+            self.value_step = self.row_bytes * (self.reads_value() + self.want_value)
             self.grad_step = self.value_step
         elif self.keys > 1 and self.channels > 0:
             # An axis of one row may have any stride, and rows without channels too.
@@ -225,6 +227,9 @@ cdef class Call:
         unit.rows = self.part_rows[unit.part, 1] - self.part_rows[unit.part, 0]
         return unit
 
+    cdef bint reads_value(self) noexcept nogil:
+        return self.forward_pass or self.want_dots
+
     cdef bint adds_blocks(self) noexcept nogil:
         return self.want_value and self.chunks > 1
 
@@ -251,7 +256,7 @@ cdef class Call:
         slot.width_rounded = take(&cursor, reals)
         slot.height_rounded = take(&cursor, reals)
         slot.location = <double*>take(&cursor, 16 * per_tile)
-        slot.row = <double*>take(&cursor, 8 * per_tile)
+        slot.row = <double*>take(&cursor, 8 * (per_tile + MSDA_PLACED))
         slot.corners = <int64_t*>take(&cursor, 8 * per_tile)
         slot.value_row = <int64_t*>take(&cursor, 8 * per_tile)
         # Packed rows of value and of its gradient lie at the same offsets.
@@ -274,13 +279,14 @@ cdef class Call:
         slot.earlier_blocks = cursor
         if self.packed:
             slot.packed = take(&cursor, self.value_step * self.most_rows)
+            slot.is_packed = <uint8_t*>take(&cursor, groups)
+            slot.lowest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
+            slot.highest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
+            slot.first_group = <Py_ssize_t*>take(&cursor, 8 * per_query)
+            slot.last_group = <Py_ssize_t*>take(&cursor, 8 * per_query)
             if self.want_value:
                 slot.block_of_group = <int64_t*>take(&cursor, 8 * groups)
                 slot.in_earlier = <uint8_t*>take(&cursor, groups)
-                slot.lowest_row = <double*>take(&cursor, 8 * per_query)
-                slot.highest_row = <double*>take(&cursor, 8 * per_query)
-                slot.first_claimed = <Py_ssize_t*>take(&cursor, 8 * per_query)
-                slot.last_claimed = <Py_ssize_t*>take(&cursor, 8 * per_query)
                 if base != NULL:
                     for group in range(groups):
                         slot.block_of_group[group] = UNKNOWN

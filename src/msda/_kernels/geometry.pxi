@@ -16,6 +16,7 @@ cdef extern from "positions.h" nogil:
     void msda_find_corners_f64(const double* location, const double* width, const double* height,
                                const double* first_row, double* row, int64_t* corners, double* dx, double* dy)
     int64_t msda_to_int64(double x)
+    void msda_find_range(const double* row, Py_ssize_t step, Py_ssize_t count, double* lowest, double* highest)
 
 
 cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept nogil:

@@ -6,13 +6,11 @@
 # query blocks need packed rows. Rows without channels are never packed.
 
 
-cdef void enter_unit(Call call, Slot* slot, const Unit* unit, bint calling_thread, real kind) noexcept nogil:
+cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcept nogil:
     # Makes the unit's rows of value readable from slot.value_base on, finds the place of their gradient, and sets what
     # stands for rows outside and what is known of the levels.
     cdef Py_ssize_t b = unit.b, h = unit.h
     cdef Py_ssize_t first = call.part_rows[unit.part, 0], last = call.part_rows[unit.part, 1]
-    cdef Py_ssize_t key, channel
-    cdef real* row
     memset(slot.outside_value, 0, 2 * call.row_bytes)
     set_levels(call, slot, unit.part, kind)
     if not call.packed:
@@ -26,20 +24,26 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, bint calling_threa
         return
     slot.value_base = slot.packed
     slot.grad_base = slot.packed
-    if not (call.forward_pass or call.want_dots):
+    if not call.reads_value():
         return
     slot.grad_base += call.row_bytes
-    if slot.packed_unit == unit.number:
-        return
-    slot.packed_unit = unit.number
-    for key in range(first, last):
-        if key % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
-            return
-        row = <real*>(slot.value_base + (key - first) * call.value_step)
-        if key + ROWS_AHEAD < last:
-            prefetch_lines(<const char*>&call.value[b, key + ROWS_AHEAD, h, 0, 0],
-                           (call.channels - 1) * call.value.strides[3], False)
-        load_strip(<const char*>&call.value[b, key, h, 0, 0], call.value.strides[3], call.channels,
-                   call.value_code, row)
+    if unit.rows > 0:
+        slot.callers_rows = <char*>&call.value[b, first, h, 0, 0]
+    if slot.packed_unit != unit.number:
+        slot.packed_unit = unit.number
+        memset(slot.is_packed, 0, row_groups(unit.rows))
+
+
+cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
+    cdef Py_ssize_t row, channel, step = call.value.strides[1]
+    cdef const char* from_ = slot.callers_rows + group * GROUP_ROWS * step
+    cdef real* to = <real*>(slot.packed + group * GROUP_ROWS * call.value_step)
+    slot.is_packed[group] = 1
+    for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
+        if row + ROWS_AHEAD < unit.rows:
+            prefetch_lines(from_ + ROWS_AHEAD * step, (call.channels - 1) * call.value.strides[3], False)
+        load_strip(from_, call.value.strides[3], call.channels, call.value_code, to)
         for channel in range(call.channels, call.padded_channels):
-            row[channel] = 0
+            to[channel] = 0
+        from_ += step
+        to += call.value_step // sizeof(real)

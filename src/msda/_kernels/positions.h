@@ -7,6 +7,7 @@
 #ifndef MSDA_POSITIONS_H
 #define MSDA_POSITIONS_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include "numbers.h"
@@ -99,6 +100,21 @@ MSDA_INLINE void msda_find_corners_f32(const double *location, const double *wid
     msda_place_f32 y32 = __builtin_convertvector(y, msda_place_f32);
     memcpy(dx, &x32, sizeof x32);
     memcpy(dy, &y32, sizeof y32);
+}
+
+/* Of MSDA_PLACED successive samples the lowest and the highest row among `count` queries, which lie `step` samples
+ * apart. NaN, the row of a sample that does not count, is neither lower nor higher. */
+MSDA_INLINE void msda_find_range(const double *row, ptrdiff_t step, ptrdiff_t count, double *lowest, double *highest)
+{
+    msda_place low = MSDA_ALL(__builtin_inf()), high = MSDA_ALL(-__builtin_inf()), r;
+    for (ptrdiff_t q = 0; q < count; q++) {
+        memcpy(&r, row + q * step, sizeof r);
+        msda_whole lower = r < low, higher = r > high;
+        low = (msda_place)(((msda_whole)r & lower) | ((msda_whole)low & ~lower));
+        high = (msda_place)(((msda_whole)r & higher) | ((msda_whole)high & ~higher));
+    }
+    memcpy(lowest, &low, sizeof low);
+    memcpy(highest, &high, sizeof high);
 }
 
 /* A whole number of less than 2**51 as an integer. Unlike the processors' own conversion this has a vector form

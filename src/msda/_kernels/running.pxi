@@ -105,13 +105,13 @@ cdef void run_chunk(Call call, const Unit* unit, Py_ssize_t chunk, Slot* slot, b
     cdef Py_ssize_t part = unit.part
     cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
-    enter_unit(call, slot, unit, calling_thread, kind)
+    enter_unit(call, slot, unit, kind)
     find_queries(call, slot, unit)
     if call.want_value:
         if chunk == 0 or call.chunks_apart:
             begin_grad_value(call, slot, unit.rows, calling_thread)
-        if call.packed:
-            begin_block(call, slot, part)
+    if call.packed:
+        begin_groups(call, slot, part)
     if samples == 0 and not call.forward_pass:
         q = end
     while q < end and go_on(call, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
@@ -119,8 +119,8 @@ cdef void run_chunk(Call call, const Unit* unit, Py_ssize_t chunk, Slot* slot, b
         if samples > 0:
             load_samples(call, slot, part, unit.b, unit.h, q, count, kind)
             place_samples(call, slot, count * samples, kind)
-            if call.want_value and call.packed:
-                claim_touched(call, slot, unit, samples, count, chunk, calling_thread, kind)
+            if call.packed:
+                come_to_groups(call, slot, unit, samples, count, chunk, calling_thread, kind)
         if call.forward_pass:
             forward_tile(call, slot, samples, q, count, end, kind)
         else:

@@ -1,0 +1,67 @@
+# Packed rows in groups: those that a tile of queries comes to, and what is to be done before.
+#
+# Neighbouring queries mostly sample neighbouring pixels. So a group's rows are packed when the first tile comes to
+# it, while those of the next group are fetched.
+
+cdef enum:
+    GROUP_ROWS = 64
+
+
+cdef inline Py_ssize_t row_groups(Py_ssize_t rows) noexcept nogil:
+    return (rows + GROUP_ROWS - 1) // GROUP_ROWS
+
+
+cdef inline Py_ssize_t group_end(Py_ssize_t group, Py_ssize_t rows) noexcept nogil:
+    return min(rows, (group + 1) * GROUP_ROWS)
+
+
+cdef void find_touched_rows(Slot* slot, Py_ssize_t samples, Py_ssize_t count) noexcept nogil:
+    # For each sample of a query the lowest and the highest row of its corner 00 among the tile's `count` queries.
+    cdef Py_ssize_t s = 0
+    while s < samples:
+        msda_find_range(slot.row + s, samples, count, slot.lowest_row + s, slot.highest_row + s)
+        s += MSDA_PLACED
+
+
+cdef void begin_groups(Call call, Slot* slot, Py_ssize_t part) noexcept nogil:
+    # The chunk has not come to any.
+    cdef Py_ssize_t k
+    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
+        slot.first_group[k], slot.last_group[k] = 0, -1
+
+
+cdef void enter_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block,
+                       bint calling_thread, real kind) noexcept nogil:
+    cdef Py_ssize_t group
+    for group in range(first, last + 1):
+        if call.reads_value() and not slot.is_packed[group]:
+            if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                return
+            pack_group(call, slot, unit, group, kind)
+        if call.want_value:
+            claim(call, slot, group, block, calling_thread, kind)
+
+
+cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t samples, Py_ssize_t count,
+                         Py_ssize_t block, bint calling_thread, real kind) noexcept nogil:
+    # Enters the groups that the tile touches, the rows below and to the right included. What lies between them and
+    # those of the level that the chunk has come to before is entered too, so that only the ends need to be looked at.
+    cdef Py_ssize_t part = unit.part, k, point, width, first, last
+    cdef double lowest, highest
+    find_touched_rows(slot, samples, count)
+    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
+        width = call.levels[call.part_levels[call.part_begin[part] + k], 1]
+        lowest, highest = INFINITY, -INFINITY
+        for point in range(call.points):
+            lowest = min(lowest, slot.lowest_row[k * call.points + point])
+            highest = max(highest, slot.highest_row[k * call.points + point])
+        if lowest > highest:
+            continue
+        first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
+        last = min(unit.rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
+        if slot.first_group[k] > slot.last_group[k]:
+            slot.first_group[k], slot.last_group[k] = first, first - 1 # none yet
+        enter_groups(call, slot, unit, first, slot.first_group[k] - 1, block, calling_thread, kind)
+        enter_groups(call, slot, unit, slot.last_group[k] + 1, last, block, calling_thread, kind)
+        slot.first_group[k] = min(slot.first_group[k], first)
+        slot.last_group[k] = max(slot.last_group[k], last)
