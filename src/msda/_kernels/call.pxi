@@ -69,6 +69,7 @@ cdef struct Slot:
     char* packed
     Py_ssize_t packed_unit  # whose rows they are
     uint8_t* is_packed      # for each group of rows: whether its rows of value are there
+    Py_ssize_t unpacked
     int64_t* block_of_group # for each group of rows: the block whose sums it holds
     void* earlier_blocks    # the sums of the blocks before that one,
     uint8_t* in_earlier     #   for which groups there are some

@@ -48,6 +48,8 @@ cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t sam
     # those of the level that the chunk has come to before is entered too, so that only the ends need to be looked at.
     cdef Py_ssize_t part = unit.part, k, point, width, first, last
     cdef double lowest, highest
+    if not call.want_value and slot.unpacked == 0:
+        return
     find_touched_rows(slot, samples, count)
     for k in range(call.part_begin[part + 1] - call.part_begin[part]):
         width = call.levels[call.part_levels[call.part_begin[part] + k], 1]

@@ -31,7 +31,8 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
         slot.callers_rows = <char*>&call.value[b, first, h, 0, 0]
     if slot.packed_unit != unit.number:
         slot.packed_unit = unit.number
-        memset(slot.is_packed, 0, row_groups(unit.rows))
+        slot.unpacked = row_groups(unit.rows)
+        memset(slot.is_packed, 0, slot.unpacked)
 
 
 cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
@@ -39,6 +40,7 @@ cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, 
     cdef const char* from_ = slot.callers_rows + group * GROUP_ROWS * step
     cdef real* to = <real*>(slot.packed + group * GROUP_ROWS * call.value_step)
     slot.is_packed[group] = 1
+    slot.unpacked -= 1
     for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
         if row + ROWS_AHEAD < unit.rows:
             prefetch_lines(from_ + ROWS_AHEAD * step, (call.channels - 1) * call.value.strides[3], False)
