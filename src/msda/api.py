@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, SupportsIndex
 
@@ -76,7 +77,7 @@ def forward(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights, coordinate_order
     )
     if out is None:
-        out = given = np.empty(inputs.shapes.output, inputs.value.dtype)
+        out = given = _new_array(inputs.shapes.output, inputs.value.dtype)
     else:
         given = arguments.forward_out(out, inputs)
     chosen = plan.forward(inputs, threads.for_call(num_threads, plan.work(inputs)))
@@ -154,8 +155,7 @@ def backward(
     for k, (wants, like) in enumerate(zip(wanted, likes, strict=True)):
         if wants and targets[k] is None:
             # Rows of the gradient of value that are touched in place start from zero.
-            allocate = np.zeros if k == 0 and not chosen.packed else np.empty
-            created = allocate(like.shape, like.dtype)
+            created = _new_array(like.shape, like.dtype, zeros=k == 0 and not chosen.packed)
             results[k] = created
             targets[k] = created[..., ::-1] if k == 1 and coordinate_order == "yx" else created
     gradients = Gradients(*results)
@@ -169,6 +169,21 @@ def backward(
             grad_weights=targets[2],
         )
     return gradients
+
+
+#: Bytes from which on a result begins with a cache line, so that the rows of neighbouring heads mostly share none. (Its
+#: memory is then that of a slightly larger array, its `base`.) Where it is more, NumPy refuses in its own words.
+_ALIGNED = range(1 << 20, 1 << 50)
+_CACHE_LINE = 64
+
+
+def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = False) -> NDArray[Any]:
+    allocate = np.zeros if zeros else np.empty
+    size = math.prod(shape) * dtype.itemsize
+    if size not in _ALIGNED:
+        return allocate(shape, dtype)
+    memory = allocate(size + _CACHE_LINE, np.uint8)
+    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % _CACHE_LINE)
 
 
 def _run(chosen: Plan, inputs: Inputs, **arrays: NDArray[Any] | None) -> None:
