@@ -109,6 +109,20 @@ MSDA_INLINE void NAME(dots_of_n)(const REAL *v00, const REAL *v01, const REAL *v
         along_x[part] = sx;
         along_y[part] = sy;
     }
+#if WIDTH == 16
+    typedef MASK VEC_MASK __attribute__((vector_size(MSDA_VECTOR_BYTES)));
+    VEC ab = MSDA_SHUFFLE(VEC_MASK, sample[0], along_x[0], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+        + MSDA_SHUFFLE(VEC_MASK, sample[0], along_x[0], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    VEC c8 = along_y[0] + MSDA_SHUFFLE(VEC_MASK, along_y[0], along_y[0], 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    VEC four = MSDA_SHUFFLE(VEC_MASK, ab, c8, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 16, 17, 18, 19)
+        + MSDA_SHUFFLE(VEC_MASK, ab, c8, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 20, 21, 22, 23);
+    four += MSDA_SHUFFLE(VEC_MASK, four, four, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    four += MSDA_SHUFFLE(VEC_MASK, four, four, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    four += (VEC){0};
+    *by_weight = four[0];
+    *by_x = four[4];
+    *by_y = four[8];
+#else
     QUAD a, b, c, none = {0};
     NAME(four_lanes)(sample, &a);
     NAME(four_lanes)(along_x, &b);
@@ -121,6 +135,7 @@ MSDA_INLINE void NAME(dots_of_n)(const REAL *v00, const REAL *v01, const REAL *v
     *by_weight = sums[0];
     *by_x = sums[1];
     *by_y = sums[2];
+#endif
 }
 
 /* What g gives to the four corners of a sample: each row receives weight * g. */
