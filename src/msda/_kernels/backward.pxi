@@ -40,10 +40,10 @@ cdef inline void scatter(Rows d, const real* g, const Slot* slot, Py_ssize_t i, 
 
 
 cdef inline void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py_ssize_t samples, Py_ssize_t last,
-                               const real* g, Py_ssize_t channels, bint packed, bint want_dots,
-                               bint want_value, Py_ssize_t fetched_bytes) noexcept nogil:
+                               const real* g, Py_ssize_t channels, bint packed, bint want_dots, bint want_value,
+                               Py_ssize_t fetched_bytes) noexcept nogil:
     # The samples of one query, which are those from `first` on of the tile of `last` samples.
-    cdef Py_ssize_t value_step = call.value_step, i, s
+    cdef Py_ssize_t value_step = call.value_step, i, s, ahead
     cdef bint fetch = call.fetched_bytes > 0
     cdef char* value_base = slot.value_base
     cdef char* outside = slot.outside_value
@@ -58,11 +58,12 @@ cdef inline void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py
     cdef Rows v
     for s in range(samples):
         i = first + s
-        if i + SAMPLES_AHEAD < last:
-            if fetch and corners[i + SAMPLES_AHEAD] == ALL_CORNERS:
-                prefetch_rows(value_base, value_row[i + SAMPLES_AHEAD], value_step, value_below[s + SAMPLES_AHEAD], fetched_bytes)
-                if want_value and not packed:
-                    prefetch_rows(slot.grad_base, slot.grad_row[i + SAMPLES_AHEAD], call.grad_step, slot.grad_below[s + SAMPLES_AHEAD], fetched_bytes)
+        ahead = i + SAMPLES_AHEAD
+        if fetch and ahead < last and corners[ahead] == ALL_CORNERS:
+            prefetch_rows(value_base, value_row[ahead], value_step, value_below[s + SAMPLES_AHEAD], fetched_bytes)
+            if want_value and not packed:
+                prefetch_rows(slot.grad_base, slot.grad_row[ahead], call.grad_step,
+                              slot.grad_below[s + SAMPLES_AHEAD], fetched_bytes)
         if not corners[i]:
             by_weight[i] = 0
             by_location[2 * i] = 0
@@ -88,17 +89,19 @@ cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py
                         Py_ssize_t samples, Py_ssize_t first_query, Py_ssize_t count, Py_ssize_t end,
                         real kind) noexcept nogil:
     # The queries first_query... of a chunk that goes on to `end`.
-    cdef Py_ssize_t q, channels = call.padded_channels if call.packed else call.channels
-    cdef bint usual = call.packed and call.want_dots and call.want_value
+    cdef Py_ssize_t channels = call.padded_channels if call.packed else call.channels, q
+    cdef bint usual = channels == 32 and call.packed and call.want_dots and call.want_value
     cdef const real* g = <const real*>slot.channels
     load_grad_output(call, slot, first_query, count, kind)
     for q in range(count):
         if first_query + q + call.tile_queries < end:
             prefetch_query(call, slot, first_query + q + call.tile_queries)
-        if usual and channels == 32:
-            touch_samples(call, slot, q * samples, samples, count * samples, g, 32, True, True, True, 256)
+        if usual:
+            # A loop of its own, from which the compiler leaves out what does not vary.
+            touch_samples(call, slot, q * samples, samples, count * samples, g, 32, True, True, True,
+                          MOST_BYTES_OF_A_ROW)
         else:
-            touch_samples(call, slot, q * samples, samples, count * samples, g, channels, call.packed, call.want_dots,
-                          call.want_value, call.fetched_bytes)
+            touch_samples(call, slot, q * samples, samples, count * samples, g, channels, call.packed,
+                          call.want_dots, call.want_value, call.fetched_bytes)
         g += call.padded_channels
     store_sample_gradients(call, slot, part, b, h, samples, first_query, count, kind)

@@ -53,7 +53,6 @@ cdef inline void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t
         else:
             msda_clear_block_f64(&level_f64, n)
         while s < end_of_level:
-            # As prefetch_sample does, with what this loop has in registers.
             if fetched_bytes > 0 and i + SAMPLES_AHEAD < last and corners[i + SAMPLES_AHEAD] == ALL_CORNERS:
                 prefetch_rows(base, value_row[i + SAMPLES_AHEAD], step, value_below[s + SAMPLES_AHEAD], fetched_bytes)
             if corners[i]:

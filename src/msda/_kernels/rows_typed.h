@@ -4,12 +4,10 @@
 #define LANES (MSDA_LANE_BYTES / REAL_BYTES)
 #define PARTS (LANES / WIDTH)
 #define VEC NAME(msda_vec)
-#define QUAD NAME(msda_quad)
-#define QUAD_MASK NAME(msda_quad_mask)
+#define VEC_MASK NAME(msda_vec_mask)
 
 typedef REAL VEC __attribute__((vector_size(MSDA_VECTOR_BYTES)));
-typedef REAL QUAD __attribute__((vector_size(4 * REAL_BYTES)));
-typedef MASK QUAD_MASK __attribute__((vector_size(4 * REAL_BYTES)));
+typedef MASK VEC_MASK __attribute__((vector_size(MSDA_VECTOR_BYTES)));
 
 /* Rows may lie at any address. */
 typedef REAL NAME(msda_anywhere) __attribute__((vector_size(MSDA_VECTOR_BYTES), aligned(1)));
@@ -39,46 +37,87 @@ MSDA_INLINE NAME(msda_sampled) NAME(interpolate)(VEC v00, VEC v01, VEC v10, VEC 
     return r;
 }
 
-/* The lanes of a sum (PARTS vectors) added in halves until four are left. */
-MSDA_INLINE void NAME(four_lanes)(const VEC *part, QUAD *four)
-{
-    QUAD q;
-#if PARTS == 4 && REAL_BYTES == 4
-    VEC low = part[0] + part[2], high = part[1] + part[3];
-    q = low + high;
-#elif PARTS == 4
-    VEC low = part[0] + part[2], high = part[1] + part[3];
-    memcpy(&q, &low, sizeof low);
-    memcpy((char *)&q + sizeof low, &high, sizeof high);
-#elif PARTS == 2 && REAL_BYTES == 4
-    VEC sum = part[0] + part[1];
-    QUAD low, high;
-    memcpy(&low, &sum, sizeof low);
-    memcpy(&high, (char *)&sum + sizeof low, sizeof high);
-    q = low + high;
-#elif PARTS == 2
-    q = part[0] + part[1];
-#elif PARTS == 1 && REAL_BYTES == 4
-    QUAD a, b, c, d;
-    memcpy(&a, (char *)part, sizeof a);
-    memcpy(&b, (char *)part + sizeof a, sizeof b);
-    memcpy(&c, (char *)part + 2 * sizeof a, sizeof c);
-    memcpy(&d, (char *)part + 3 * sizeof a, sizeof d);
-    QUAD low = a + c, high = b + d;
-    q = low + high;
+/* How the lanes of three sums a, b, c are added in halves together: what is taken of two vectors, in an order for
+ * which there is one instruction. First the lower and the upper halves of a and b (the same of c and c); then, of both
+ * results, the lower and the upper halves of what is left of each; then neighbours. A_AT, ... : where they end. */
+#if WIDTH == 16
+#define LOW_HALVES 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH_HALVES 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define LOW_QUARTERS 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define HIGH_QUARTERS 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define PAIRS_SWAPPED 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
+#define ONES_SWAPPED 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+enum { NAME(b_at) = 4, NAME(c_at) = 8 };
+#elif WIDTH == 8
+#define LOW_HALVES 0, 1, 2, 3, 8, 9, 10, 11
+#define HIGH_HALVES 4, 5, 6, 7, 12, 13, 14, 15
+#if REAL_BYTES == 8
+#define LOW_QUARTERS 0, 1, 4, 5, 8, 9, 12, 13
+#define HIGH_QUARTERS 2, 3, 6, 7, 10, 11, 14, 15
+enum { NAME(b_at) = 2, NAME(c_at) = 4 };
 #else
-    QUAD low, high;
-    memcpy(&low, (char *)part, sizeof low);
-    memcpy(&high, (char *)part + sizeof low, sizeof high);
-    q = low + high;
+#define LOW_QUARTERS 0, 1, 8, 9, 4, 5, 12, 13
+#define HIGH_QUARTERS 2, 3, 10, 11, 6, 7, 14, 15
+enum { NAME(b_at) = 4, NAME(c_at) = 2 };
 #endif
-    *four = q;
+#define ONES_SWAPPED 1, 0, 3, 2, 5, 4, 7, 6
+#elif WIDTH == 4
+#define LOW_HALVES 0, 1, 4, 5
+#define HIGH_HALVES 2, 3, 6, 7
+#if REAL_BYTES == 8
+#define LOW_QUARTERS 0, 4, 2, 6
+#define HIGH_QUARTERS 1, 5, 3, 7
+enum { NAME(b_at) = 2, NAME(c_at) = 1 };
+#else
+#define LOW_QUARTERS 0, 2, 4, 6
+#define HIGH_QUARTERS 1, 3, 5, 7
+enum { NAME(b_at) = 1, NAME(c_at) = 2 };
+#endif
+#else
+#define LOW_HALVES 0, 2
+#define HIGH_HALVES 1, 3
+#endif
+
+/* A sum of PARTS vectors: the lanes of the one that is left after halves have been added. */
+MSDA_INLINE VEC NAME(one_part)(const VEC *part)
+{
+#if PARTS == 4
+    return (part[0] + part[2]) + (part[1] + part[3]);
+#elif PARTS == 2
+    return part[0] + part[1];
+#else
+    return part[0];
+#endif
+}
+
+/* Adding +0 at the end makes a sum that started from +0 of one that did not. */
+MSDA_INLINE void NAME(add_lanes)(VEC a, VEC b, VEC c, REAL *sum_a, REAL *sum_b, REAL *sum_c)
+{
+    VEC ab = MSDA_SHUFFLE(VEC_MASK, a, b, LOW_HALVES) + MSDA_SHUFFLE(VEC_MASK, a, b, HIGH_HALVES);
+    VEC cc = c + MSDA_SHUFFLE(VEC_MASK, c, c, HIGH_HALVES); /* in its lower half */
+#if WIDTH == 2
+    ab += (VEC){0};
+    cc += (VEC){0};
+    *sum_a = ab[0];
+    *sum_b = ab[1];
+    *sum_c = cc[0];
+#else
+    VEC all = MSDA_SHUFFLE(VEC_MASK, ab, cc, LOW_QUARTERS) + MSDA_SHUFFLE(VEC_MASK, ab, cc, HIGH_QUARTERS);
+#ifdef PAIRS_SWAPPED
+    all += MSDA_SHUFFLE(VEC_MASK, all, all, PAIRS_SWAPPED);
+#endif
+#ifdef ONES_SWAPPED
+    all += MSDA_SHUFFLE(VEC_MASK, all, all, ONES_SWAPPED);
+#endif
+    all += (VEC){0};
+    *sum_a = all[0];
+    *sum_b = all[NAME(b_at)];
+    *sum_c = all[NAME(c_at)];
+#endif
 }
 
 /* The three dot products of a sample with g: of its value and of its derivatives by x and by y.
- *
- * The four lanes left of each are folded together by one transposition. Adding +0 at the end makes a sum
- * that started from +0 of one that did not. */
+ */
 MSDA_INLINE void NAME(dots_of_n)(const REAL *v00, const REAL *v01, const REAL *v10, const REAL *v11,
                                  const REAL *g, REAL dx, REAL dy, ptrdiff_t n,
                                  REAL *by_weight, REAL *by_x, REAL *by_y)
@@ -109,33 +148,7 @@ MSDA_INLINE void NAME(dots_of_n)(const REAL *v00, const REAL *v01, const REAL *v
         along_x[part] = sx;
         along_y[part] = sy;
     }
-#if WIDTH == 16
-    typedef MASK VEC_MASK __attribute__((vector_size(MSDA_VECTOR_BYTES)));
-    VEC ab = MSDA_SHUFFLE(VEC_MASK, sample[0], along_x[0], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-        + MSDA_SHUFFLE(VEC_MASK, sample[0], along_x[0], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    VEC c8 = along_y[0] + MSDA_SHUFFLE(VEC_MASK, along_y[0], along_y[0], 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
-    VEC four = MSDA_SHUFFLE(VEC_MASK, ab, c8, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 16, 17, 18, 19)
-        + MSDA_SHUFFLE(VEC_MASK, ab, c8, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 20, 21, 22, 23);
-    four += MSDA_SHUFFLE(VEC_MASK, four, four, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    four += MSDA_SHUFFLE(VEC_MASK, four, four, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    four += (VEC){0};
-    *by_weight = four[0];
-    *by_x = four[4];
-    *by_y = four[8];
-#else
-    QUAD a, b, c, none = {0};
-    NAME(four_lanes)(sample, &a);
-    NAME(four_lanes)(along_x, &b);
-    NAME(four_lanes)(along_y, &c);
-    /* Two steps of halves: lane j with j + 2, then with j + 1. */
-    QUAD ab = MSDA_SHUFFLE(QUAD_MASK, a, b, 0, 4, 1, 5) + MSDA_SHUFFLE(QUAD_MASK, a, b, 2, 6, 3, 7);
-    QUAD c0 = MSDA_SHUFFLE(QUAD_MASK, c, none, 0, 4, 1, 5) + MSDA_SHUFFLE(QUAD_MASK, c, none, 2, 6, 3, 7);
-    QUAD sums = MSDA_SHUFFLE(QUAD_MASK, ab, c0, 0, 1, 4, 5) + MSDA_SHUFFLE(QUAD_MASK, ab, c0, 2, 3, 6, 7);
-    sums += none;
-    *by_weight = sums[0];
-    *by_x = sums[1];
-    *by_y = sums[2];
-#endif
+    NAME(add_lanes)(NAME(one_part)(sample), NAME(one_part)(along_x), NAME(one_part)(along_y), by_weight, by_x, by_y);
 }
 
 /* What g gives to the four corners of a sample: each row receives weight * g. */
@@ -229,8 +242,13 @@ MSDA_INLINE void NAME(msda_scatter)(REAL *d00, REAL *d01, REAL *d10, REAL *d11, 
 #undef LANES
 #undef PARTS
 #undef VEC
-#undef QUAD
-#undef QUAD_MASK
+#undef VEC_MASK
+#undef LOW_HALVES
+#undef HIGH_HALVES
+#undef LOW_QUARTERS
+#undef HIGH_QUARTERS
+#undef PAIRS_SWAPPED
+#undef ONES_SWAPPED
 #undef REAL
 #undef REAL_BYTES
 #undef MASK

@@ -39,7 +39,7 @@ cdef inline Rows moved_rows(Rows rows, Py_ssize_t distance) noexcept nogil:
 
 cdef inline void prefetch_rows(const char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below,
                                Py_ssize_t size) noexcept nogil:
-    # The first `size` bytes of the four rows.
+    # The first `size` bytes of the four rows of a sample; what lies outside the map is not worth a branch.
     cdef const char* upper = base + offset
     cdef const char* lower = upper + below
     cdef const char* end = upper + size
@@ -50,13 +50,3 @@ cdef inline void prefetch_rows(const char* base, int64_t offset, Py_ssize_t righ
         msda_prefetch_read(lower + right)
         upper += CACHE_LINE
         lower += CACHE_LINE
-
-
-cdef inline void prefetch_sample(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t s) noexcept nogil:
-    # The rows of sample i of the tile, which is sample s of its query or of the next. Few samples have corners outside
-    # the map.
-    if call.fetched_bytes == 0 or slot.corners[i] != ALL_CORNERS:
-        return
-    prefetch_rows(slot.value_base, slot.value_row[i], call.value_step, slot.value_below[s], call.fetched_bytes)
-    if call.want_value and not call.packed:
-        prefetch_rows(slot.grad_base, slot.grad_row[i], call.grad_step, slot.grad_below[s], call.fetched_bytes)
