@@ -129,6 +129,7 @@ cdef class Call:
 
     cdef Py_ssize_t batch, keys, heads, channels, queries, points
     cdef bint is_double, forward_pass, want_value, want_locations, want_weights, want_dots
+    cdef bint output_in_lines                                 # written past the caches
     cdef bint locations_run_on, weights_run_on, grad_locations_run_on, grad_weights_run_on
 
     cdef Py_ssize_t threads, parts, chunks
@@ -163,6 +164,7 @@ cdef class Call:
         self.want_dots = self.want_locations or self.want_weights
         if self.forward_pass:
             self.output, self.output_code = as_bytes(output), format_code(output)
+            self.output_in_lines = in_lines(self.output, self.output_code, 8 if plan.is_double else 4)
         else:
             self.grad_output, self.grad_output_code = as_bytes(grad_output), format_code(grad_output)
         if self.want_value:

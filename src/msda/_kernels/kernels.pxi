@@ -2,6 +2,7 @@
 #
 #   arrays.pxi     how the caller's arrays reach the kernels: as bytes
 #   strips.pxi     elements of the caller's arrays: read and widened, rounded and written
+#   lines.pxi      results written past the caches
 #   progress.pxi   how far the work items are
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
 #   watch.pxi      Ctrl-C
@@ -9,6 +10,7 @@
 #   queries.pxi    what a unit has of the caller's arrays for each query
 #   geometry.pxi   where a sample lies: positions, corners, weights
 #   touching.pxi   the rows of a sample's corners
+#   groups.pxi     the packed rows that a tile of queries comes to
 #   packing.pxi    a head's rows of value, and room for those of its gradient, beside each other
 #   blocks.pxi     the gradient of value: the sums of query blocks, and of all
 #   forward.pxi    the output
@@ -32,6 +34,7 @@ ctypedef fused real:
 
 include "arrays.pxi"
 include "strips.pxi"
+include "lines.pxi"
 include "progress.pxi"
 include "call.pxi"
 include "watch.pxi"

@@ -4,7 +4,9 @@
 
 #include <fenv.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -31,6 +33,21 @@ static inline void msda_set(int64_t *counter, int64_t x) { __atomic_store_n(coun
  * removing the calls to it. */
 static inline void msda_prefetch_read(const char *p) { __builtin_prefetch(p, 0); __asm__ volatile("" : : "r"(p)); }
 static inline void msda_prefetch_write(const char *p) { __builtin_prefetch(p, 1); __asm__ volatile("" : : "r"(p)); }
+
+/* Writes whole lines, from a line on, past the caches: what they held need not be fetched first. Others see them after
+ * msda_end_lines. */
+#ifdef __SSE2__
+#include <emmintrin.h>
+static inline void msda_write_lines(char *to, const char *from, ptrdiff_t size)
+{
+    for (ptrdiff_t i = 0; i < size; i += 16)
+        _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+}
+static inline void msda_end_lines(void) { _mm_sfence(); }
+#else
+static inline void msda_write_lines(char *to, const char *from, ptrdiff_t size) { memcpy(to, from, size); }
+static inline void msda_end_lines(void) {}
+#endif
 
 /* Waits a little: at first by yielding the core, later by sleeping. */
 static inline void msda_pause(int64_t turn)

@@ -42,6 +42,8 @@ cdef void find_queries(Call call, Slot* slot, const Unit* unit) noexcept nogil:
         if call.forward_pass:
             slot.output = per_query(
                 <char*>&call.output[b, 0, h, 0, 0], <char*>&call.output[b, 0, h, c, 0], call.output.strides[1])
+            if call.output_in_lines:
+                slot.output.extent = -1
         else:
             slot.grad_output = per_query(
                 <char*>&call.grad_output[b, 0, h, 0, 0], <char*>&call.grad_output[b, 0, h, c, 0],

@@ -1,0 +1,23 @@
+# A large output is written past the caches: its lines would have to be fetched first, and would drive out what is
+# needed. They are whole lines if the array begins with one, as those of msda.forward do.
+
+cdef extern from "process.h" nogil:
+    void msda_write_lines(char* to, const char* from_, Py_ssize_t size)
+    void msda_end_lines()
+
+cdef enum:
+    # Results of this size do not stay in the caches.
+    PAST_THE_CACHES = 1 << 24
+
+
+cdef bint in_lines(const uint8_t[:, :, :, :, :] rows, int code, Py_ssize_t real_size) noexcept:
+    # Whether the rows (of one batch element, query and head each) are whole lines, in the format of the sums.
+    cdef Py_ssize_t row_bytes = rows.shape[3] * real_size
+    cdef int axis
+    if rows.shape[0] * rows.shape[1] * rows.shape[2] * row_bytes < PAST_THE_CACHES:
+        return False
+    for axis in range(3):
+        if rows.strides[axis] % CACHE_LINE:
+            return False
+    return code == (FLOAT64 if real_size == 8 else FLOAT32) and rows.strides[3] == real_size \
+        and row_bytes % CACHE_LINE == 0 and <uintptr_t>&rows[0, 0, 0, 0, 0] % CACHE_LINE == 0
