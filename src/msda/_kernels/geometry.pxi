@@ -1,6 +1,6 @@
 # Where samples lie: positions, the gate, corners and weights (docs/numerics.md, "Positions").
 #
-# All samples of a tile of queries are worked out before any row is touched, without branches, four or more at a
+# All samples of a tile of queries are worked out before any row is touched, without branches, a few at a
 # time; positions.h has the arithmetic.
 
 cdef extern from "positions.h" nogil:

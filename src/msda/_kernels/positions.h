@@ -26,6 +26,11 @@ enum { MSDA_PLACED = 8 };
 #define MSDA_ALL(x) {x, x, x, x, x, x, x, x}
 #define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2, 4, 6, 8, 10, 12, 14)
 #define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#elif MSDA_VECTOR_BYTES == 16
+enum { MSDA_PLACED = 2 };
+#define MSDA_ALL(x) {x, x}
+#define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2)
+#define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3)
 #else
 enum { MSDA_PLACED = 4 };
 #define MSDA_ALL(x) {x, x, x, x}
