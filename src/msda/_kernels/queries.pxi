@@ -1,24 +1,26 @@
 # What a unit has of the caller's arrays for each query: found once, then read, written and fetched ahead query by
 # query.
 
-cdef PerQuery per_query(const char* first, const char* last, Py_ssize_t step) noexcept nogil:
+cdef PerQuery per_query(const char* first, const char* last, Py_ssize_t step, Py_ssize_t queries) noexcept nogil:
     cdef PerQuery found
+    cdef Py_ssize_t size = step * (queries - 1)
     found.first = <char*>first
     found.step = step
     found.extent = last - first
+    if -FITS_THE_CACHE < size < FITS_THE_CACHE:
+        found.extent = -1
     return found
 
 
 cdef void find_queries(Call call, Slot* slot, const Unit* unit) noexcept nogil:
     # From the first level of the part to the last.
-    cdef Py_ssize_t part = unit.part, b = unit.b, h = unit.h
+    cdef Py_ssize_t part = unit.part, b = unit.b, h = unit.h, queries = call.queries
     cdef Py_ssize_t levels = call.part_begin[part + 1] - call.part_begin[part]
     cdef Py_ssize_t p = call.points - 1, c = call.channels - 1, first, last
-    cdef PerQuery none = per_query(NULL, NULL, 0)
-    none.extent = -1
+    cdef PerQuery none = per_query(NULL, NULL, 0, 0)
     slot.locations = slot.weights = slot.grad_locations = slot.grad_weights = none
     slot.output = slot.grad_output = none
-    if call.queries == 0:
+    if queries == 0:
         return
     if levels * call.points > 0:
         first = call.part_levels[call.part_begin[part]]
@@ -26,28 +28,29 @@ cdef void find_queries(Call call, Slot* slot, const Unit* unit) noexcept nogil:
         slot.levels_run_on = last - first == levels - 1
         slot.locations = per_query(
             <char*>&call.locations[b, 0, h, first, 0, 0, 0], <char*>&call.locations[b, 0, h, last, p, 1, 0],
-            call.locations.strides[1])
+            call.locations.strides[1], queries)
         slot.weights = per_query(
             <char*>&call.weights[b, 0, h, first, 0, 0], <char*>&call.weights[b, 0, h, last, p, 0],
-            call.weights.strides[1])
+            call.weights.strides[1], queries)
         if call.want_locations:
             slot.grad_locations = per_query(
                 <char*>&call.grad_locations[b, 0, h, first, 0, 0, 0],
-                <char*>&call.grad_locations[b, 0, h, last, p, 1, 0], call.grad_locations.strides[1])
+                <char*>&call.grad_locations[b, 0, h, last, p, 1, 0], call.grad_locations.strides[1], queries)
         if call.want_weights:
             slot.grad_weights = per_query(
                 <char*>&call.grad_weights[b, 0, h, first, 0, 0], <char*>&call.grad_weights[b, 0, h, last, p, 0],
-                call.grad_weights.strides[1])
+                call.grad_weights.strides[1], queries)
     if call.channels > 0:
         if call.forward_pass:
             slot.output = per_query(
-                <char*>&call.output[b, 0, h, 0, 0], <char*>&call.output[b, 0, h, c, 0], call.output.strides[1])
+                <char*>&call.output[b, 0, h, 0, 0], <char*>&call.output[b, 0, h, c, 0], call.output.strides[1],
+                queries)
             if call.output_in_lines:
                 slot.output.extent = -1
         else:
             slot.grad_output = per_query(
                 <char*>&call.grad_output[b, 0, h, 0, 0], <char*>&call.grad_output[b, 0, h, c, 0],
-                call.grad_output.strides[1])
+                call.grad_output.strides[1], queries)
 
 
 cdef inline char* of_query(const PerQuery* elements, Py_ssize_t q) noexcept nogil:
