@@ -66,10 +66,49 @@ def test_results_are_new_arrays_of_the_inputs_dtypes(dtype):
     for result in (output, *gradients):
         assert type(result) is np.ndarray
         assert result.dtype == dtype_of(dtype)
-        assert result.flags.c_contiguous and result.flags.writeable and result.flags.owndata
+        assert result.flags.c_contiguous and result.flags.writeable
         assert not any(np.may_share_memory(result, argument) for argument in problem)
     assert [each.shape for each in gradients] == [getattr(problem, name).shape for name in GRADIENTS]
     assert frozen(problem) == before
+
+
+@packed_or_not
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_large_results_begin_with_a_cache_line(dtype, touches, monkeypatch):
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", touches)
+    problem = make(heads=8, channels=64, queries=1500, points=4, dtypes=dtype)
+    found = [msda.forward(*problem.inputs), *msda.backward(*problem)]
+    assert [result.nbytes >= 2**20 for result in found] == [True, False, dtype == "float32", False]
+    for result in found:
+        assert result.ctypes.data % 64 == 0 or result.nbytes < 2**20
+        assert result.flags.c_contiguous and result.flags.writeable and type(result) is np.ndarray
+    assert_same(dict(zip(RESULTS, found, strict=True)), results(problem, reference))
+
+
+@pytest.mark.parametrize(
+    "channels, dtype",
+    [(32, "float32"), (16, "float32"), (24, "float32"), (8, "float64"), (12, "float64"), (32, "float16")],
+)
+def test_a_large_output_is_the_same_wherever_it_lies(channels, dtype):
+    """Whole lines are written past the caches, parts of lines are not; and nothing beside them."""
+    dtype = dtype_of(dtype)
+    width = 8 * channels
+    queries = 2**24 // (width * dtype.itemsize) + 5
+    problem = random_problem(
+        np.random.default_rng(15), heads=8, channels=channels, queries=queries, points=1, dtypes=dtype.name
+    )
+    expected = reference.forward(*problem.inputs)
+    assert expected.nbytes > 2**24
+    for gap in (0, 8, 64 // dtype.itemsize):  # elements between one query and the next
+        memory = np.empty(queries * (width + gap) * dtype.itemsize + 128, np.uint8)
+        for begin in (0, 32):
+            memory[...] = 0xA5
+            rows = np.ndarray((1, queries, width + gap), dtype, memory, -memory.ctypes.data % 64 + begin)
+            out = rows[:, :, :width]
+            assert msda.forward(*problem.inputs, out=out, num_threads=2) is out
+            assert_same(out, expected)
+            out.view(np.uint16)[...] = 0xA5A5
+            assert (memory == 0xA5).all()
 
 
 def test_each_gradient_has_the_dtype_of_its_input():

@@ -263,6 +263,7 @@ WALKS = {
 def test_blocks_that_touch_few_rows_of_many(walk, num_threads, plans, monkeypatch):
     size, blocks = 100, len(WALKS[walk])  # several tiles
     monkeypatch.setattr(reference, "QUERY_BLOCK", size)
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
     rng = np.random.default_rng(14)
     # The levels begin and end within groups of rows; two of them overlap.
     shapes, starts = [(40, 33), (7, 11), (30, 20)], [650, 0, 0]
@@ -278,8 +279,13 @@ def test_blocks_that_touch_few_rows_of_many(walk, num_threads, plans, monkeypatc
         problem.sampling_locations[..., 0] = rng.uniform(-0.1, 1.1, noise.shape)
         # So far apart in size that each order of a sum has a result of its own.
         problem.grad_output[...] *= 2.0 ** rng.integers(-12, 12, (1, size * blocks, 1))
-        assert_defined(problem, (channels, heads, dtype), num_threads=num_threads)
-        assert plans[-1].packed and plans[-1].chunks == blocks
+        expected = assert_defined(problem, (channels, heads, dtype), num_threads=num_threads)
+        assert plans[-1].chunks == blocks
+        wrt = ("sampling_locations", "attention_weights")
+        dots = msda.backward(*problem, wrt=wrt, num_threads=num_threads)
+        assert all(each.packed for each in plans)
+        for name in wrt:
+            assert_same(getattr(dots, name), expected["grad_" + name])
 
 
 def test_the_number_of_blocks_is_part_of_the_result(monkeypatch):

@@ -65,11 +65,10 @@ cdef struct Slot:
     char* outside_value     # stand in for the rows outside the map: zeros, and what nobody reads
     char* outside_grad
     # the head's rows, where they are packed
-    char* callers_rows
     char* packed
-    Py_ssize_t packed_unit  # whose rows they are
-    uint8_t* is_packed      # for each group of rows: whether its rows of value are there
-    Py_ssize_t unpacked
+    Py_ssize_t packed_unit  # whose they are
+    uint8_t* is_packed      # for each group of rows: whether its rows of value are there yet
+    Py_ssize_t unpacked     # groups whose are not
     int64_t* block_of_group # for each group of rows: the block whose sums it holds
     void* earlier_blocks    # the sums of the blocks before that one,
     uint8_t* in_earlier     #   for which groups there are some
@@ -85,7 +84,8 @@ cdef struct Slot:
     PerQuery grad_locations
     PerQuery grad_weights
     bint levels_run_on      # whether the levels of the part are neighbours
-    # where row 0 of the unit lies, packed or in the caller's arrays
+    # where row 0 of the unit lies: in the caller's array, and where it is touched, there or packed
+    const char* callers_value
     char* value_base
     char* grad_base
 

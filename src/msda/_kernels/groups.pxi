@@ -1,7 +1,8 @@
-# Packed rows in groups: those that a tile of queries comes to, and what is to be done before.
+# Packed rows in groups, and which of them a tile of queries comes to.
 #
-# Neighbouring queries mostly sample neighbouring pixels. So a group's rows are packed when the first tile comes to
-# it, while those of the next group are fetched.
+# Neighbouring queries mostly sample neighbouring pixels: a tile touches few of the rows, and the next one almost the
+# same. So a group is made ready when a tile first comes to it. Its rows are then still in the cache when they are
+# touched, and what no query of the thread's chunk comes to is not packed at all.
 
 cdef enum:
     GROUP_ROWS = 64
@@ -24,14 +25,15 @@ cdef void find_touched_rows(Slot* slot, Py_ssize_t samples, Py_ssize_t count) no
 
 
 cdef void begin_groups(Call call, Slot* slot, Py_ssize_t part) noexcept nogil:
-    # The chunk has not come to any.
+    # The chunk has not come to any yet.
     cdef Py_ssize_t k
     for k in range(call.part_begin[part + 1] - call.part_begin[part]):
         slot.first_group[k], slot.last_group[k] = 0, -1
 
 
-cdef void enter_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block,
-                       bint calling_thread, real kind) noexcept nogil:
+cdef void make_ready(Call call, Slot* slot, const Unit* unit, Py_ssize_t first, Py_ssize_t last, Py_ssize_t block,
+                     bint calling_thread, real kind) noexcept nogil:
+    # Groups `first` to `last`: their rows of value are there, and those of the gradient hold sums of this block.
     cdef Py_ssize_t group
     for group in range(first, last + 1):
         if call.reads_value() and not slot.is_packed[group]:
@@ -44,11 +46,11 @@ cdef void enter_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t first
 
 cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t samples, Py_ssize_t count,
                          Py_ssize_t block, bint calling_thread, real kind) noexcept nogil:
-    # Enters the groups that the tile touches, the rows below and to the right included. What lies between them and
-    # those of the level that the chunk has come to before is entered too, so that only the ends need to be looked at.
+    # Makes the groups ready that the tile touches, the rows below and to the right included. So are those between them
+    # and the ones of the level that the chunk has come to before: only the ends need to be looked at.
     cdef Py_ssize_t part = unit.part, k, point, width, first, last
     cdef double lowest, highest
-    if not call.want_value and slot.unpacked == 0:
+    if slot.unpacked == 0 and not call.want_value:
         return
     find_touched_rows(slot, samples, count)
     for k in range(call.part_begin[part + 1] - call.part_begin[part]):
@@ -63,7 +65,7 @@ cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t sam
         last = min(unit.rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
         if slot.first_group[k] > slot.last_group[k]:
             slot.first_group[k], slot.last_group[k] = first, first - 1 # none yet
-        enter_groups(call, slot, unit, first, slot.first_group[k] - 1, block, calling_thread, kind)
-        enter_groups(call, slot, unit, slot.last_group[k] + 1, last, block, calling_thread, kind)
+        make_ready(call, slot, unit, first, slot.first_group[k] - 1, block, calling_thread, kind)
+        make_ready(call, slot, unit, slot.last_group[k] + 1, last, block, calling_thread, kind)
         slot.first_group[k] = min(slot.first_group[k], first)
         slot.last_group[k] = max(slot.last_group[k], last)

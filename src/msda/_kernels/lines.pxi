@@ -1,12 +1,12 @@
-# A large output is written past the caches: its lines would have to be fetched first, and would drive out what is
-# needed. They are whole lines if the array begins with one, as those of msda.forward do.
+# A large output is written past the caches. Its lines need not be fetched then before they are written, and do not
+# drive out what is touched again. They are whole lines where the array begins with one, as new ones do (api.py).
 
 cdef extern from "process.h" nogil:
     void msda_write_lines(char* to, const char* from_, Py_ssize_t size)
     void msda_end_lines()
 
 cdef enum:
-    # Results of this size do not stay in the caches.
+    # An output of this size would not stay in the caches.
     PAST_THE_CACHES = 1 << 24
 
 

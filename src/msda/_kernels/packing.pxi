@@ -3,12 +3,13 @@
 # Where many queries touch the rows, packing pays: the caller's rows of one head lie num_heads rows apart, and with
 # them every row falls into few sets of the cache. Where queries are few, and the arrays are already of the
 # compute type with neighbouring channels, rows are touched where they are (plan.py); but the private sums of several
-# query blocks need packed rows. Rows without channels are never packed.
+# query blocks need packed rows. Rows without channels are never packed. Rows are packed in groups, when queries come
+# to them (groups.pxi).
 
 
 cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcept nogil:
-    # Makes the unit's rows of value readable from slot.value_base on, finds the place of their gradient, and sets what
-    # stands for rows outside and what is known of the levels.
+    # Finds where the unit's rows of value and of its gradient lie, and sets what stands for rows outside and what is
+    # known of the levels. None of the rows is packed yet, unless the slot's last chunk was of this unit too.
     cdef Py_ssize_t b = unit.b, h = unit.h
     cdef Py_ssize_t first = call.part_rows[unit.part, 0], last = call.part_rows[unit.part, 1]
     memset(slot.outside_value, 0, 2 * call.row_bytes)
@@ -28,7 +29,7 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
         return
     slot.grad_base += call.row_bytes
     if unit.rows > 0:
-        slot.callers_rows = <char*>&call.value[b, first, h, 0, 0]
+        slot.callers_value = <const char*>&call.value[b, first, h, 0, 0]
     if slot.packed_unit != unit.number:
         slot.packed_unit = unit.number
         slot.unpacked = row_groups(unit.rows)
@@ -37,7 +38,7 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
 
 cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
     cdef Py_ssize_t row, channel, step = call.value.strides[1]
-    cdef const char* from_ = slot.callers_rows + group * GROUP_ROWS * step
+    cdef const char* from_ = slot.callers_value + group * GROUP_ROWS * step
     cdef real* to = <real*>(slot.packed + group * GROUP_ROWS * call.value_step)
     slot.is_packed[group] = 1
     slot.unpacked -= 1

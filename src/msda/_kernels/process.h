@@ -1,4 +1,4 @@
-/* What surrounds a kernel: floating-point mode, team, progress of the work items, lines of the cache. */
+/* What surrounds a kernel: floating-point mode, team, progress of the work items, lines of the caches. */
 #ifndef MSDA_PROCESS_H
 #define MSDA_PROCESS_H
 
@@ -34,8 +34,7 @@ static inline void msda_set(int64_t *counter, int64_t x) { __atomic_store_n(coun
 static inline void msda_prefetch_read(const char *p) { __builtin_prefetch(p, 0); __asm__ volatile("" : : "r"(p)); }
 static inline void msda_prefetch_write(const char *p) { __builtin_prefetch(p, 1); __asm__ volatile("" : : "r"(p)); }
 
-/* Writes whole lines, from a line on, past the caches: what they held need not be fetched first. Others see them after
- * msda_end_lines. */
+/* Writes whole lines past the caches, where the processor can. Other threads see them after msda_end_lines. */
 #ifdef __SSE2__
 #include <emmintrin.h>
 static inline void msda_write_lines(char *to, const char *from, ptrdiff_t size)

@@ -37,9 +37,10 @@ MSDA_INLINE NAME(msda_sampled) NAME(interpolate)(VEC v00, VEC v01, VEC v10, VEC 
     return r;
 }
 
-/* How the lanes of three sums a, b, c are added in halves together: what is taken of two vectors, in an order for
- * which there is one instruction. First the lower and the upper halves of a and b (the same of c and c); then, of both
- * results, the lower and the upper halves of what is left of each; then neighbours. A_AT, ... : where they end. */
+/* The lanes of three sums a, b and c are added in halves all together. These say what is taken of two vectors, in
+ * orders for which there is one instruction: the lower and the upper halves of a and b; then, of the lanes left of a
+ * and b and of those of c, again the lower and the upper halves; then, of one vector, lanes 2 and 1 apart. b_at and
+ * c_at: where the sums of b and c end up. */
 #if WIDTH == 16
 #define LOW_HALVES 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define HIGH_HALVES 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
@@ -78,7 +79,7 @@ enum { NAME(b_at) = 1, NAME(c_at) = 2 };
 #define HIGH_HALVES 1, 3
 #endif
 
-/* A sum of PARTS vectors: the lanes of the one that is left after halves have been added. */
+/* A sum of PARTS vectors, added in halves until one is left. */
 MSDA_INLINE VEC NAME(one_part)(const VEC *part)
 {
 #if PARTS == 4
@@ -90,7 +91,7 @@ MSDA_INLINE VEC NAME(one_part)(const VEC *part)
 #endif
 }
 
-/* Adding +0 at the end makes a sum that started from +0 of one that did not. */
+/* Adding +0 at the end makes sums that started from +0 of some that did not. */
 MSDA_INLINE void NAME(add_lanes)(VEC a, VEC b, VEC c, REAL *sum_a, REAL *sum_b, REAL *sum_c)
 {
     VEC ab = MSDA_SHUFFLE(VEC_MASK, a, b, LOW_HALVES) + MSDA_SHUFFLE(VEC_MASK, a, b, HIGH_HALVES);
