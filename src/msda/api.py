@@ -183,7 +183,7 @@ def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = Fa
     if size not in _ALIGNED:
         return allocate(shape, dtype)
     memory = allocate(size + _CACHE_LINE, np.uint8)
-    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % _CACHE_LINE)
+    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % _CACHE_LINE)
 
 
 def _run(chosen: Plan, inputs: Inputs, **arrays: NDArray[Any] | None) -> None:
