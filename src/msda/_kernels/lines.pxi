@@ -12,12 +12,13 @@ cdef enum:
 
 cdef bint in_lines(const uint8_t[:, :, :, :, :] rows, int code, Py_ssize_t real_size) noexcept:
     # Whether the rows (of one batch element, query and head each) are whole lines, in the format of the sums.
-    cdef Py_ssize_t row_bytes = rows.shape[3] * real_size
     cdef int axis
-    if rows.shape[0] * rows.shape[1] * rows.shape[2] * row_bytes < PAST_THE_CACHES:
+    if rows.shape[0] * rows.shape[1] * rows.shape[2] * rows.shape[3] * real_size < PAST_THE_CACHES:
+        return False
+    if code != (FLOAT64 if real_size == 8 else FLOAT32) or rows.strides[3] != real_size \
+            or rows.shape[3] * real_size % CACHE_LINE or <uintptr_t>&rows[0, 0, 0, 0, 0] % CACHE_LINE:
         return False
     for axis in range(3):
-        if rows.strides[axis] % CACHE_LINE:
+        if rows.shape[axis] > 1 and rows.strides[axis] % CACHE_LINE:
             return False
-    return code == (FLOAT64 if real_size == 8 else FLOAT32) and rows.strides[3] == real_size \
-        and row_bytes % CACHE_LINE == 0 and <uintptr_t>&rows[0, 0, 0, 0, 0] % CACHE_LINE == 0
+    return True
