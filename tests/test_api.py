@@ -86,35 +86,52 @@ def test_large_results_begin_with_a_cache_line(dtype, touches, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "channels, dtype",
-    [(32, "float32"), (16, "float32"), (24, "float32"), (8, "float64"), (12, "float64"), (32, "float16")],
+    "heads, channels, dtype",
+    [
+        (8, 32, "float32"),
+        (8, 16, "float32"),
+        (8, 24, "float32"),
+        (1, 12, "float32"),
+        (8, 8, "float64"),
+        (8, 12, "float64"),
+        (8, 32, "float16"),
+    ],
 )
-def test_a_large_output_is_the_same_wherever_it_lies(channels, dtype):
+def test_a_large_output_is_the_same_wherever_it_lies(heads, channels, dtype):
     """Whole lines are written past the caches, parts of lines are not; and nothing beside them."""
     dtype = dtype_of(dtype)
-    width = 8 * channels
+    width, line = heads * channels, 64 // dtype.itemsize
     queries = 2**24 // (width * dtype.itemsize) + 5
     problem = random_problem(
-        np.random.default_rng(15), heads=8, channels=channels, queries=queries, points=1, dtypes=dtype.name
+        np.random.default_rng(15),
+        heads=heads,
+        channels=channels,
+        queries=queries,
+        points=1,
+        dtypes=dtype.name,
     )
     expected = reference.forward(*problem.inputs)
     assert expected.nbytes > 2**24
-    for gap in (0, 1, 64 // dtype.itemsize):  # elements between one query and the next
-        memory = np.empty(queries * (width + gap) * dtype.itemsize + 128, np.uint8)
-        for begin in (0, 32):
-            memory[...] = 0xA5
-            rows = np.ndarray((1, queries, width + gap), dtype, memory, -memory.ctypes.data % 64 + begin)
-            out = rows[:, :, :width]
-            assert msda.forward(*problem.inputs, out=out, num_threads=2) is out
-            assert_same(out, expected)
-            out.view(np.uint16)[...] = 0xA5A5
-            assert (memory == 0xA5).all()
-    for other in (np.dtype(np.float16), dtype.newbyteorder("S")):
-        wide = np.zeros((1, queries, 4 * width), other)
-        for step in (1, 2, 4):  # in elements, from one channel to the next
-            out = wide[..., : step * width : step]
-            msda.forward(*problem.inputs, out=out, num_threads=2)
-            assert_same(out, expected.astype(other))
+
+    def check(out_dtype, step, gap, begin):
+        """Compute into every step-th element, with `gap` elements between queries, `begin` after a line's first."""
+        out_dtype = np.dtype(out_dtype)
+        size = queries * (step * width + gap)
+        memory = np.full((size + 2 * line) * out_dtype.itemsize, 0xA5, np.uint8)
+        start = -memory.ctypes.data % 64 + begin * out_dtype.itemsize
+        rows = np.ndarray((1, queries, step * width + gap), out_dtype, memory, start)
+        out = rows[:, :, : step * width : step]
+        assert msda.forward(*problem.inputs, out=out, num_threads=2) is out
+        assert_same(out, expected.astype(out_dtype))
+        out[...] = np.frombuffer(b"\xa5" * 8, out_dtype)[0]
+        assert (memory == 0xA5).all()
+
+    for gap in (0, 1, -width % line, line):
+        for begin in (0, 1):
+            check(dtype, 1, gap, begin)
+    for other in (np.float16, dtype.newbyteorder("S")):
+        for step in (1, 2, 4):
+            check(other, step, 0, 0)
 
 
 def test_each_gradient_has_the_dtype_of_its_input():
