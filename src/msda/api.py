@@ -174,7 +174,7 @@ def backward(
 #: Bytes from which on a result begins with a cache line, so that the rows of neighbouring heads mostly share none. (Its
 #: memory is then that of a slightly larger array, its `base`.) Where it is more, NumPy refuses in its own words.
 _ALIGNED = range(1 << 20, 1 << 50)
-_CACHE_LINE = 64
+_CACHE_LINE = 64  # as in call.pxi
 
 
 def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = False) -> NDArray[Any]:
@@ -183,6 +183,7 @@ def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = Fa
     if size not in _ALIGNED:
         return allocate(shape, dtype)
     memory = allocate(size + _CACHE_LINE, np.uint8)
+    # memory.ctypes would keep some bytes where a signal handler ends the call.
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % _CACHE_LINE)
 
 

@@ -12,6 +12,10 @@ cdef extern from "rows.h" nogil:
                           double w01, double w10, double w11, Py_ssize_t n)
 
 
+cdef enum:
+    USUAL_CHANNELS = 32
+
+
 cdef inline void dots(Rows v, const real* g, const Slot* slot, Py_ssize_t i, Py_ssize_t channels,
                       real* by_weight, real* by_x, real* by_y) noexcept nogil:
     # The dot products of sample i of the tile, and of its derivatives, with g.
@@ -42,7 +46,8 @@ cdef inline void scatter(Rows d, const real* g, const Slot* slot, Py_ssize_t i, 
 cdef inline void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py_ssize_t samples, Py_ssize_t last,
                                const real* g, Py_ssize_t channels, bint packed, bint want_dots, bint want_value,
                                Py_ssize_t fetched_bytes) noexcept nogil:
-    # The samples of one query, which are those from `first` on of the tile of `last` samples.
+    # The samples of one query, which are those from `first` on of the tile of `last` samples. `fetched_bytes` is
+    # call.fetched_bytes, unless that is 0 and nothing is fetched ahead.
     cdef Py_ssize_t value_step = call.value_step, i, s, ahead
     cdef bint fetch = call.fetched_bytes > 0
     cdef char* value_base = slot.value_base
@@ -90,7 +95,9 @@ cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py
                         real kind) noexcept nogil:
     # The queries first_query... of a chunk that goes on to `end`.
     cdef Py_ssize_t channels = call.padded_channels if call.packed else call.channels, q
-    cdef bint usual = channels == 32 and call.packed and call.want_dots and call.want_value
+    # With few registers it is no gain.
+    cdef bint usual = MSDA_VECTOR_BYTES > 16 and channels == USUAL_CHANNELS and call.packed and call.want_dots \
+        and call.want_value
     cdef const real* g = <const real*>slot.channels
     load_grad_output(call, slot, first_query, count, kind)
     for q in range(count):
@@ -98,8 +105,8 @@ cdef void backward_tile(Call call, Slot* slot, Py_ssize_t part, Py_ssize_t b, Py
             prefetch_query(call, slot, first_query + q + call.tile_queries)
         if usual:
             # A loop of its own, from which the compiler leaves out what does not vary.
-            touch_samples(call, slot, q * samples, samples, count * samples, g, 32, True, True, True,
-                          MOST_BYTES_OF_A_ROW)
+            touch_samples(call, slot, q * samples, samples, count * samples, g, USUAL_CHANNELS, True,
+                          True, True, min(MOST_BYTES_OF_A_ROW, 2 * USUAL_CHANNELS * <Py_ssize_t>sizeof(real)))
         else:
             touch_samples(call, slot, q * samples, samples, count * samples, g, channels, call.packed,
                           call.want_dots, call.want_value, call.fetched_bytes)

@@ -11,7 +11,7 @@ cdef enum:
     # Samples that are worked out together before their rows are touched: their records stay in the first-level
     # cache.
     TILE_SAMPLES = 256
-    CACHE_LINE = 64
+    CACHE_LINE = 64         # as in api.py
 
 
 # A unit of the work.
@@ -65,6 +65,7 @@ cdef struct Slot:
     char* outside_value     # stand in for the rows outside the map: zeros, and what nobody reads
     char* outside_grad
     # the head's rows, where they are packed
+    const char* callers_value # where the first of them lies in the caller's array
     char* packed
     Py_ssize_t packed_unit  # whose they are
     uint8_t* is_packed      # for each group of rows: whether its rows of value are there yet
@@ -84,8 +85,7 @@ cdef struct Slot:
     PerQuery grad_locations
     PerQuery grad_weights
     bint levels_run_on      # whether the levels of the part are neighbours
-    # where row 0 of the unit lies: in the caller's array, and where it is touched, there or packed
-    const char* callers_value
+    # where row 0 of the unit lies: packed or in the caller's arrays
     char* value_base
     char* grad_base
 
@@ -148,6 +148,8 @@ cdef class Call:
     def __init__(self, plan, const int64_t[:, ::1] levels, value, locations, weights, grad_output=None,
                  output=None, grad_value=None, grad_locations=None, grad_weights=None):
         cdef Py_ssize_t part, rows
+        self.is_double = plan.is_double
+        self.real_size = 8 if self.is_double else 4
         self.batch, self.keys, self.heads, self.channels = value.shape
         self.queries = locations.shape[1]
         self.points = locations.shape[4] if self.queries else 0
@@ -164,7 +166,7 @@ cdef class Call:
         self.want_dots = self.want_locations or self.want_weights
         if self.forward_pass:
             self.output, self.output_code = as_bytes(output), format_code(output)
-            self.output_in_lines = in_lines(self.output, self.output_code, 8 if plan.is_double else 4)
+            self.output_in_lines = in_lines(self.output, self.output_code, self.real_size)
         else:
             self.grad_output, self.grad_output_code = as_bytes(grad_output), format_code(grad_output)
         if self.want_value:
@@ -177,7 +179,6 @@ cdef class Call:
             self.grad_weights, self.grad_weights_code = as_bytes(grad_weights), format_code(grad_weights)
             self.grad_weights_run_on = runs_on(self.grad_weights.shape, self.grad_weights.strides, 3, 4)
 
-        self.is_double = plan.is_double
         self.threads = plan.threads
         self.chunks = plan.chunks
         self.chunks_apart = plan.chunks_apart
@@ -194,8 +195,8 @@ cdef class Call:
         if (<object>rows + TILE_SAMPLES) * self.channels * 16 > _MOST_BYTES \
                 or self.most_samples > _MOST_BYTES // 1024:
             raise MemoryError(
-                f"scratch memory for {rows} packed keys of {self.channels} channels, {self.most_samples} samples a query")
-        self.real_size = 8 if self.is_double else 4
+                f"scratch memory for {rows} packed keys of {self.channels} channels, "
+                f"{self.most_samples} samples a query")
         self.tile_queries = max(1, min(self.queries, TILE_SAMPLES // max(1, self.most_samples)))
         self.padded_channels = (self.channels * self.real_size + MSDA_VECTOR_BYTES - 1) \
             // MSDA_VECTOR_BYTES * MSDA_VECTOR_BYTES // self.real_size
@@ -282,7 +283,9 @@ cdef class Call:
         slot.earlier_blocks = cursor
         if self.packed:
             slot.packed = take(&cursor, self.value_step * self.most_rows)
-            slot.is_packed = <uint8_t*>take(&cursor, groups)
+            if self.reads_value():
+                slot.is_packed = <uint8_t*>take(&cursor, groups)
+            # msda_find_range reads and writes MSDA_PLACED of them, from any sample on.
             slot.lowest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
             slot.highest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
             slot.first_group = <Py_ssize_t*>take(&cursor, 8 * per_query)

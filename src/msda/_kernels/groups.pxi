@@ -2,7 +2,7 @@
 #
 # Neighbouring queries mostly sample neighbouring pixels: a tile touches few of the rows, and the next one almost the
 # same. So a group is made ready when a tile first comes to it. Its rows are then still in the cache when they are
-# touched, and what no query of the thread's chunk comes to is not packed at all.
+# touched, and what lies beyond all that a thread's queries come to is not packed at all.
 
 cdef enum:
     GROUP_ROWS = 64
@@ -50,7 +50,7 @@ cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t sam
     # and the ones of the level that the chunk has come to before: only the ends need to be looked at.
     cdef Py_ssize_t part = unit.part, k, point, width, first, last
     cdef double lowest, highest
-    if slot.unpacked == 0 and not call.want_value:
+    if not call.want_value and slot.unpacked == 0:
         return
     find_touched_rows(slot, samples, count)
     for k in range(call.part_begin[part + 1] - call.part_begin[part]):

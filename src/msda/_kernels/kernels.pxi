@@ -2,7 +2,7 @@
 #
 #   arrays.pxi     how the caller's arrays reach the kernels: as bytes
 #   strips.pxi     elements of the caller's arrays: read and widened, rounded and written
-#   lines.pxi      results written past the caches
+#   lines.pxi      a large output written past the caches
 #   progress.pxi   how far the work items are
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
 #   watch.pxi      Ctrl-C
@@ -42,8 +42,8 @@ include "prefetch.pxi"
 include "queries.pxi"
 include "geometry.pxi"
 include "touching.pxi"
-include "packing.pxi"
 include "groups.pxi"
+include "packing.pxi"
 include "blocks.pxi"
 include "forward.pxi"
 include "backward.pxi"

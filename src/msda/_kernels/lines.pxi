@@ -1,7 +1,10 @@
 # A large output is written past the caches. Its lines need not be fetched then before they are written, and do not
-# drive out what is touched again. They are whole lines where the array begins with one, as new ones do (api.py).
+# drive out what is touched again. That takes rows of whole lines: 16 or 32 channels in float32, say, in an array that
+# begins with a line, as new ones do (api.py).
 
 cdef extern from "process.h" nogil:
+    enum:
+        MSDA_WRITES_LINES
     void msda_write_lines(char* to, const char* from_, Py_ssize_t size)
     void msda_end_lines()
 
@@ -13,6 +16,8 @@ cdef enum:
 cdef bint in_lines(const uint8_t[:, :, :, :, :] rows, int code, Py_ssize_t real_size) noexcept:
     # Whether the rows (of one batch element, query and head each) are whole lines, in the format of the sums.
     cdef int axis
+    if not MSDA_WRITES_LINES:
+        return False
     if rows.shape[0] * rows.shape[1] * rows.shape[2] * rows.shape[3] * real_size < PAST_THE_CACHES:
         return False
     if code != (FLOAT64 if real_size == 8 else FLOAT32) or rows.strides[3] != real_size \

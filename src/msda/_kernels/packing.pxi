@@ -43,6 +43,7 @@ cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, 
     slot.is_packed[group] = 1
     slot.unpacked -= 1
     for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
+        # The next group is likely to be packed next.
         if row + ROWS_AHEAD < unit.rows:
             prefetch_lines(from_ + ROWS_AHEAD * step, (call.channels - 1) * call.value.strides[3], False)
         load_strip(from_, call.value.strides[3], call.channels, call.value_code, to)

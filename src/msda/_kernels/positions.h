@@ -1,4 +1,4 @@
-/* Where samples lie: from locations to corners, MSDA_PLACED of them at a time.
+/* Where samples lie: from locations to corners, MSDA_PLACED of them at a time; and the rows that many come to.
  *
  * Everything is float64, whatever the compute type: with float32 locations loc * W - 0.5 is then exact, so that
  * floor, the gate and the fractions are right even next to the border of a pixel. Integers up to 2**51 are exact
@@ -21,21 +21,20 @@ enum {
     MSDA_ALL_CORNERS = 15
 };
 
+/* As many as a vector holds: of wider ones gcc compares lane by lane. */
+enum { MSDA_PLACED = MSDA_VECTOR_BYTES / 8 };
 #if MSDA_VECTOR_BYTES == 64
-enum { MSDA_PLACED = 8 };
 #define MSDA_ALL(x) {x, x, x, x, x, x, x, x}
 #define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2, 4, 6, 8, 10, 12, 14)
 #define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3, 5, 7, 9, 11, 13, 15)
-#elif MSDA_VECTOR_BYTES == 16
-enum { MSDA_PLACED = 2 };
-#define MSDA_ALL(x) {x, x}
-#define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2)
-#define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3)
-#else
-enum { MSDA_PLACED = 4 };
+#elif MSDA_VECTOR_BYTES == 32
 #define MSDA_ALL(x) {x, x, x, x}
 #define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2, 4, 6)
 #define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3, 5, 7)
+#else
+#define MSDA_ALL(x) {x, x}
+#define MSDA_EVEN(a, b) MSDA_SHUFFLE(msda_whole, a, b, 0, 2)
+#define MSDA_ODD(a, b) MSDA_SHUFFLE(msda_whole, a, b, 1, 3)
 #endif
 
 typedef double msda_place __attribute__((vector_size(8 * MSDA_PLACED)));

@@ -9,7 +9,7 @@ cdef enum:
     MOST_BYTES_AHEAD = 2048
     # Samples between the one that is worked on and the one whose rows are fetched.
     SAMPLES_AHEAD = 4
-    # What a unit has of an array stays in the caches if it is of this size: nothing to fetch.
+    # What a unit has of an array stays in the caches if all of it lies within so many bytes: nothing to fetch.
     FITS_THE_CACHE = 1 << 18
     # Bytes of a row that are fetched; the processor goes on by itself.
     MOST_BYTES_OF_A_ROW = 256

@@ -34,9 +34,10 @@ static inline void msda_set(int64_t *counter, int64_t x) { __atomic_store_n(coun
 static inline void msda_prefetch_read(const char *p) { __builtin_prefetch(p, 0); __asm__ volatile("" : : "r"(p)); }
 static inline void msda_prefetch_write(const char *p) { __builtin_prefetch(p, 1); __asm__ volatile("" : : "r"(p)); }
 
-/* Writes whole lines past the caches, where the processor can. Other threads see them after msda_end_lines. */
+/* Writes whole lines past the caches, where MSDA_WRITES_LINES. Other threads see them after msda_end_lines. */
 #ifdef __SSE2__
 #include <emmintrin.h>
+enum { MSDA_WRITES_LINES = 1 };
 static inline void msda_write_lines(char *to, const char *from, ptrdiff_t size)
 {
     for (ptrdiff_t i = 0; i < size; i += 16)
@@ -44,6 +45,7 @@ static inline void msda_write_lines(char *to, const char *from, ptrdiff_t size)
 }
 static inline void msda_end_lines(void) { _mm_sfence(); }
 #else
+enum { MSDA_WRITES_LINES = 0 };
 static inline void msda_write_lines(char *to, const char *from, ptrdiff_t size) { memcpy(to, from, size); }
 static inline void msda_end_lines(void) {}
 #endif

@@ -91,14 +91,11 @@ MSDA_INLINE VEC NAME(one_part)(const VEC *part)
 #endif
 }
 
-/* Adding +0 at the end makes sums that started from +0 of some that did not. */
 MSDA_INLINE void NAME(add_lanes)(VEC a, VEC b, VEC c, REAL *sum_a, REAL *sum_b, REAL *sum_c)
 {
     VEC ab = MSDA_SHUFFLE(VEC_MASK, a, b, LOW_HALVES) + MSDA_SHUFFLE(VEC_MASK, a, b, HIGH_HALVES);
     VEC cc = c + MSDA_SHUFFLE(VEC_MASK, c, c, HIGH_HALVES); /* in its lower half */
 #if WIDTH == 2
-    ab += (VEC){0};
-    cc += (VEC){0};
     *sum_a = ab[0];
     *sum_b = ab[1];
     *sum_c = cc[0];
@@ -110,15 +107,13 @@ MSDA_INLINE void NAME(add_lanes)(VEC a, VEC b, VEC c, REAL *sum_a, REAL *sum_b, 
 #ifdef ONES_SWAPPED
     all += MSDA_SHUFFLE(VEC_MASK, all, all, ONES_SWAPPED);
 #endif
-    all += (VEC){0};
     *sum_a = all[0];
     *sum_b = all[NAME(b_at)];
     *sum_c = all[NAME(c_at)];
 #endif
 }
 
-/* The three dot products of a sample with g: of its value and of its derivatives by x and by y.
- */
+/* The three dot products of a sample with g: of its value and of its derivatives by x and by y. */
 MSDA_INLINE void NAME(dots_of_n)(const REAL *v00, const REAL *v01, const REAL *v10, const REAL *v11,
                                  const REAL *g, REAL dx, REAL dy, ptrdiff_t n,
                                  REAL *by_weight, REAL *by_x, REAL *by_y)

@@ -45,7 +45,8 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
         last = first + 1
     for chunk in range(first, last):
         run_chunk(call, &unit, chunk, slot, calling_thread, kind)
-    msda_end_lines()
+    if call.output_in_lines:
+        msda_end_lines()
     if call.want_value and call.packed:
         finish_grad_value(call, slot, &unit, calling_thread, kind)
     msda_restore_fp_mode(&mode)

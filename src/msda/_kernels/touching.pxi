@@ -39,7 +39,7 @@ cdef inline Rows moved_rows(Rows rows, Py_ssize_t distance) noexcept nogil:
 
 cdef inline void prefetch_rows(const char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below,
                                Py_ssize_t size) noexcept nogil:
-    # The first `size` bytes of the four rows of a sample; what lies outside the map is not worth a branch.
+    # The first `size` bytes of the four rows of a sample with all corners in the map; few samples have others.
     cdef const char* upper = base + offset
     cdef const char* lower = upper + below
     cdef const char* end = upper + size
