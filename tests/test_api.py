@@ -72,13 +72,23 @@ def test_results_are_new_arrays_of_the_inputs_dtypes(dtype):
     assert frozen(problem) == before
 
 
-@packed_or_not
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_large_results_begin_with_a_cache_line(dtype, touches, monkeypatch):
+@pytest.mark.parametrize("touches", [0, np.inf], ids=["packed", "in place"])
+def test_large_results_begin_with_a_cache_line(touches, plans, monkeypatch):
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", touches)
-    problem = make(heads=8, channels=64, queries=1500, points=4, dtypes=dtype)
+
+    def empty(shape, dtype):
+        """Return memory that holds something, as memory that was used before does."""
+        array = np.ones(shape, dtype)
+        array.view(np.uint8)[...] = 0xA5
+        return array
+
+    monkeypatch.setattr(api, "np", SimpleNamespace(**vars(np) | {"empty": empty}))
+    problem = random_problem(
+        np.random.default_rng(14), ((30, 30), (9, 8)), heads=8, channels=64, queries=1100, points=4
+    )
     found = [msda.forward(*problem.inputs), *msda.backward(*problem)]
-    assert [result.nbytes >= 2**20 for result in found] == [True, False, dtype == "float32", False]
+    assert [each.packed for each in plans] == [touches == 0] * 2
+    assert [result.nbytes >= 2**20 for result in found] == [True, True, False, False]
     for result in found:
         assert result.ctypes.data % 64 == 0 or result.nbytes < 2**20
         assert result.flags.c_contiguous and result.flags.writeable and type(result) is np.ndarray
@@ -101,9 +111,10 @@ def test_a_large_output_is_the_same_wherever_it_lies(heads, channels, dtype):
     """Whole lines are written past the caches, parts of lines are not; and nothing beside them."""
     dtype = dtype_of(dtype)
     width, line = heads * channels, 64 // dtype.itemsize
-    queries = 2**24 // (width * dtype.itemsize) + 5
+    queries = 2**23 // (width * dtype.itemsize) + 5
     problem = random_problem(
         np.random.default_rng(15),
+        bs=2,
         heads=heads,
         channels=channels,
         queries=queries,
@@ -113,25 +124,35 @@ def test_a_large_output_is_the_same_wherever_it_lies(heads, channels, dtype):
     expected = reference.forward(*problem.inputs)
     assert expected.nbytes > 2**24
 
-    def check(out_dtype, step, gap, begin):
-        """Compute into every step-th element, with `gap` elements between queries, `begin` after a line's first."""
+    def check(out_dtype, step=1, gap=0, gap_in_batch=0, begin=0, backwards=False):
+        """Compute into every step-th element, with gaps of elements, `begin` elements after a line's first."""
         out_dtype = np.dtype(out_dtype)
-        size = queries * (step * width + gap)
-        memory = np.full((size + 2 * line) * out_dtype.itemsize, 0xA5, np.uint8)
+        row = step * width + gap
+        element = queries * row + gap_in_batch
+        memory = np.full(2 * element * out_dtype.itemsize + 128, 0xA5, np.uint8)
         start = -memory.ctypes.data % 64 + begin * out_dtype.itemsize
-        rows = np.ndarray((1, queries, step * width + gap), out_dtype, memory, start)
-        out = rows[:, :, : step * width : step]
+        out = np.ndarray((2, element), out_dtype, memory, start)[:, : queries * row].reshape(2, queries, row)
+        assert np.may_share_memory(out, memory)
+        out = out[:, :: -1 if backwards else 1, : step * width : step]
         assert msda.forward(*problem.inputs, out=out, num_threads=2) is out
         assert_same(out, expected.astype(out_dtype))
         out[...] = np.frombuffer(b"\xa5" * 8, out_dtype)[0]
         assert (memory == 0xA5).all()
 
-    for gap in (0, 1, -width % line, line):
-        for begin in (0, 1):
-            check(dtype, 1, gap, begin)
-    for other in (np.float16, dtype.newbyteorder("S")):
-        for step in (1, 2, 4):
-            check(other, step, 0, 0)
+    for begin in (0, 1):
+        for gap in (0, 1, -width % line, line):
+            check(dtype, gap=gap, begin=begin)
+        check(dtype, gap_in_batch=1, begin=begin)
+        check(dtype, backwards=True, begin=begin)
+    for step in (1, 2, 4):
+        check(np.float16, step)
+        check(dtype.newbyteorder("S"), step)
+
+
+def test_a_large_output_without_samples():
+    problem = random_problem(np.random.default_rng(16), heads=8, channels=32, queries=2**14, points=0)
+    for out in (None, np.ones((1, 2**14, 256), np.float32)):
+        assert is_plus_zero(msda.forward(*problem.inputs, out=out)).all()
 
 
 def test_each_gradient_has_the_dtype_of_its_input():

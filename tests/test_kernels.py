@@ -281,11 +281,25 @@ def test_blocks_that_touch_few_rows_of_many(walk, num_threads, plans, monkeypatc
         problem.grad_output[...] *= 2.0 ** rng.integers(-12, 12, (1, size * blocks, 1))
         expected = assert_defined(problem, (channels, heads, dtype), num_threads=num_threads)
         assert plans[-1].chunks == blocks
-        wrt = ("sampling_locations", "attention_weights")
-        dots = msda.backward(*problem, wrt=wrt, num_threads=num_threads)
+        for wrt in (("sampling_locations", "attention_weights"), ("value",), ("value", "attention_weights")):
+            gradients = msda.backward(*problem, wrt=wrt, num_threads=num_threads)
+            for name in wrt:
+                assert_same(getattr(gradients, name), expected["grad_" + name], wrt)
         assert all(each.packed for each in plans)
-        for name in wrt:
-            assert_same(getattr(dots, name), expected["grad_" + name])
+
+
+@pytest.mark.parametrize("num_threads", TEAMS)
+def test_queries_after_all_rows_have_been_packed(num_threads, plans, monkeypatch):
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
+    problem = random_problem(
+        np.random.default_rng(20), [(20, 17), (7, 11)], channels=20, queries=700, points=4
+    )
+    wrt = ("sampling_locations", "attention_weights")
+    expected = assert_defined(problem, num_threads=num_threads)
+    dots = msda.backward(*problem, wrt=wrt, num_threads=num_threads)
+    for name in wrt:
+        assert_same(getattr(dots, name), expected["grad_" + name])
+    assert all(each.packed for each in plans)
 
 
 def test_the_number_of_blocks_is_part_of_the_result(monkeypatch):

@@ -60,7 +60,8 @@ for _ in range(int(sys.argv[1])):
             for num_threads in (1, 2):
                 msda.forward(*inputs, num_threads=num_threads)
                 msda.backward(*inputs, arrays[3], num_threads=num_threads)
-                msda.backward(*inputs, arrays[3], wrt=("attention_weights",), num_threads=num_threads)
+                for wrt in ("attention_weights",), ("value",):
+                    msda.backward(*inputs, arrays[3], wrt=wrt, num_threads=num_threads)
             for wrong in ((value[:, 1:], *inputs[1:]), (*inputs[:4], "weights"), (None, *inputs[1:])):
                 try:
                     msda.forward(*wrong)
