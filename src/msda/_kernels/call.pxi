@@ -136,7 +136,7 @@ cdef class Call:
     cdef bint chunks_apart, packed, clear_grad_value
 
     cdef Py_ssize_t real_size, padded_channels, row_bytes
-    cdef Py_ssize_t most_samples, most_rows, tile_queries
+    cdef Py_ssize_t most_levels, most_samples, most_rows, tile_queries
     cdef Py_ssize_t value_step, grad_step                     # bytes from a row of the unit to the next
     cdef Py_ssize_t fetched_bytes                             # of a row, ahead of its use; 0: none
     cdef Py_ssize_t slot_bytes
@@ -187,10 +187,10 @@ cdef class Call:
         self.part_levels, self.part_begin, self.part_rows = plan.part_levels, plan.part_begin, plan.part_rows
         self.parts = self.part_rows.shape[0]
         for part in range(self.parts):
-            self.most_samples = max(
-                self.most_samples, (self.part_begin[part + 1] - self.part_begin[part]) * self.points)
+            self.most_levels = max(self.most_levels, self.part_begin[part + 1] - self.part_begin[part])
             self.most_rows = max(self.most_rows, self.part_rows[part, 1] - self.part_rows[part, 0])
 
+        self.most_samples = self.most_levels * self.points
         rows = self.most_rows if self.packed else 0
         if (<object>rows + TILE_SAMPLES) * self.channels * 16 > _MOST_BYTES \
                 or self.most_samples > _MOST_BYTES // 1024:
@@ -288,8 +288,8 @@ cdef class Call:
             # msda_find_range reads and writes MSDA_PLACED of them, from any sample on.
             slot.lowest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
             slot.highest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
-            slot.first_group = <Py_ssize_t*>take(&cursor, 8 * per_query)
-            slot.last_group = <Py_ssize_t*>take(&cursor, 8 * per_query)
+            slot.first_group = <Py_ssize_t*>take(&cursor, 8 * self.most_levels)
+            slot.last_group = <Py_ssize_t*>take(&cursor, 8 * self.most_levels)
             if self.want_value:
                 slot.block_of_group = <int64_t*>take(&cursor, 8 * groups)
                 slot.in_earlier = <uint8_t*>take(&cursor, groups)
