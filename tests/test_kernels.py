@@ -1,7 +1,5 @@
 """The kernels against the definition, by bytes; and both against mathematics."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ from compare import (
     random_problem,
     results,
 )
-from msda import api, arguments, plan, reference, threads
+from msda import arguments, plan, reference, threads
 from msda.cli import workloads
 
 REALS = ("float32", "float64")
@@ -119,17 +117,11 @@ def test_nothing_along_an_axis(empty, starts, num_threads):
 @pytest.mark.parametrize("touches", [0, np.inf], ids=["packed", "in place"])
 @pytest.mark.parametrize("queries, points", [(0, 0), (0, 2), (5, 0), (5, 1), (300, 2)])
 @pytest.mark.parametrize("levels", [1, 8, 9, 40, 700])
-def test_scratch_memory_is_as_large_as_it_says(levels, queries, points, touches, plans, monkeypatch):
+def test_scratch_memory_is_as_large_as_it_says(
+    levels, queries, points, touches, plans, used_memory, monkeypatch
+):
     """Nothing is written beyond it; and what it holds at first has no say, nor what results hold."""
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", touches)
-    made = []
-
-    def empty(shape, dtype):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        made.append((np.full(size + 4096, 0x3F, np.uint8), size))
-        return np.ndarray(shape, dtype, made[-1][0])
-
-    monkeypatch.setattr(api, "np", SimpleNamespace(**vars(np) | {"empty": empty}))
     shapes = [(2, 3), (1, 1), (0, 2), (5, 1), (3, 3)] * (levels // 5) + [(4, 1)] * (levels % 5)
     for channels, dtype, num_threads in ((5, "float16", 1), (32, "float32", 2), (3, "float64", 2)):
         problem = random_problem(
@@ -137,8 +129,8 @@ def test_scratch_memory_is_as_large_as_it_says(levels, queries, points, touches,
         )
         assert_defined(problem, num_threads=num_threads)
     assert plans[0].packed  # always: its numbers are to be widened
-    assert len(made) >= 3 * 2  # scratch memory of each call
-    for memory, size in made:
+    assert len(used_memory) >= 3 * 2  # scratch memory of each call
+    for memory, size in used_memory:
         assert (memory[size:] == 0x3F).all()
 
 
