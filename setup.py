@@ -6,7 +6,7 @@ MSDA_OPENMP=0           builds without OpenMP (one thread, the same results).
 MSDA_BUILD_ISAS=...     which instruction sets to build kernels for: a comma-separated choice out of
                         baseline, avx2 and avx512. The baseline is always built. Without it: all of them on
                         x86-64, the baseline alone elsewhere.
-MSDA_BOUNDSCHECK=1      for debugging: Cython's bounds checks on, optimisation off.
+MSDA_BOUNDSCHECK=1      for debugging: bounds checks on, optimisation off.
 """
 
 import os
@@ -91,7 +91,10 @@ def extensions():
                 f"msda._kernels._{isa}",
                 [f"{KERNELS}/_{isa}.pyx"],
                 include_dirs=[KERNELS],
-                define_macros=[("MSDA_VECTOR_BYTES", str(width))],
+                define_macros=[
+                    ("MSDA_VECTOR_BYTES", str(width)),
+                    *([("MSDA_BOUNDSCHECK", "1")] if BOUNDSCHECK else []),
+                ],
                 extra_compile_args=EXACT_FLAGS + flags,
                 extra_link_args=LINK_FLAGS,
                 depends=depends,

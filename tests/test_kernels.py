@@ -176,7 +176,7 @@ def test_backward_plans(name, touches, dtype, plans, monkeypatch):
         chosen = plans[-1]
         blocks = -(-queries // 10)
         assert chosen.chunks == blocks
-        assert (len(chosen.part_rows), chosen.chunks_apart) == (parts, apart)
+        assert (len(chosen.parts.rows), chosen.chunks_apart) == (parts, apart)
         # One private sum for each block cannot be the caller's array.
         assert chosen.packed == (touches == 0 or blocks > 1)
         assert chosen.clear_grad_value == (out is not None)
@@ -202,7 +202,7 @@ def test_one_image_has_work_for_64_threads():
     assert len(blocks) == chosen.chunks
     work = [
         heads * [levels * points * queries]
-        for levels in np.diff(chosen.part_begin).tolist()
+        for levels in np.diff(chosen.parts.begin).tolist()
         for queries in blocks
     ]
     assert sum(map(len, work)) == 64

@@ -57,7 +57,6 @@ def scratch_bytes(inputs, grad_output, num_threads, wrt=(True, True, True)):
         }
     call = _kernels.Call(
         chosen,
-        checked.shapes.levels,
         checked.value,
         checked.sampling_locations,
         checked.attention_weights,

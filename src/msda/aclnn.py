@@ -233,7 +233,6 @@ class aclOpExecutor:
     def _call(self, chosen: Plan) -> _kernels.Call:
         return _kernels.Call(
             chosen,
-            self._inputs.shapes.levels,
             self._inputs.value,
             self._inputs.sampling_locations,
             self._inputs.attention_weights,

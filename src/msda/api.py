@@ -83,7 +83,7 @@ def forward(
     chosen = plan.forward(inputs, threads.for_call(num_threads, plan.work(inputs)))
     if given.size:
         # Parting an axis in two never copies.
-        _run(chosen, inputs, output=given.reshape(inputs.shapes.output_by_head))
+        _run(chosen, inputs, None, given.reshape(inputs.shapes.output_by_head))
     return out
 
 
@@ -160,14 +160,7 @@ def backward(
             targets[k] = created[..., ::-1] if k == 1 and coordinate_order == "yx" else created
     gradients = Gradients(*results)
     if any(target is not None and target.size for target in targets):
-        _run(
-            chosen,
-            inputs,
-            grad_output=inputs.grad_output,
-            grad_value=targets[0],
-            grad_locations=targets[1],
-            grad_weights=targets[2],
-        )
+        _run(chosen, inputs, inputs.grad_output, None, *targets)
     return gradients
 
 
@@ -187,16 +180,10 @@ def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = Fa
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % _CACHE_LINE)
 
 
-def _run(chosen: Plan, inputs: Inputs, **arrays: NDArray[Any] | None) -> None:
-    # Nothing that can fail may follow the run: a failed call leaves the caller's arrays as they were.
-    call = _kernels.Call(
-        chosen,
-        inputs.shapes.levels,
-        inputs.value,
-        inputs.sampling_locations,
-        inputs.attention_weights,
-        **arrays,
-    )
+def _run(chosen: Plan, inputs: Inputs, *arrays: NDArray[Any] | None) -> None:
+    # `arrays`: that of grad_output and those of the results, as Call takes them. Nothing that can fail may follow the
+    # run: a failed call leaves the caller's arrays as they were.
+    call = _kernels.Call(chosen, inputs.value, inputs.sampling_locations, inputs.attention_weights, *arrays)
     scratch = np.empty(call.scratch_bytes, np.uint8)
     record = threads.team_record()
     record[0] = call.run(scratch)

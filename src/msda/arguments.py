@@ -65,6 +65,7 @@ AXES |= {
     "attnWeight": AXES["attention_weights"],
     "gradOutput": AXES["grad_output"],
 }
+_RANKS = {name: len(axes) for name, axes in AXES.items()}
 
 
 class Shapes:
@@ -338,33 +339,35 @@ def _float_array(name: str, given: Any) -> NDArray[Any]:
     array = given.view() if type(given) is np.ndarray else provided(name, given)
     if array.dtype.num not in _NAME_BY_NUM and dtype_name(array.dtype) is None:
         refuse_dtype(name, given, array, f"a {listed(FLOAT_NAMES)} array")
-    if array.ndim != len(AXES[name]):
+    if array.ndim != _RANKS[name]:
         refuse_rank(name, array.shape)
     return array
 
 
 def _integers(name: str, given: Any) -> tuple[tuple[int, ...], NDArray[Any] | None]:
     """Read spatial_shapes or level_start_index: the numbers in order, and the array if they came in one."""
-    if isinstance(given, (list, tuple)):
+    by_item = False
+    if type(given) is np.ndarray:
+        array = given.view()
+    elif isinstance(given, (list, tuple)):
         # As objects, since the dtypes that NumPy finds for a list lose what we must see: 2**63 beside -1 is
         # float64, True beside 2 is int64, and no numbers at all are float64.
-        array = provided(name, given, dtype=object)
+        by_item, array = True, provided(name, given, dtype=object)
         if array.shape == (0,):
             return (), None
-        _check_integers_shape(name, array.shape)
-        return tuple([_integer(name, item) for item in array.ravel().tolist()]), None
-    array = given.view() if type(given) is np.ndarray else provided(name, given)
-    if array.dtype.kind not in "iu":
+    else:
+        array = provided(name, given)
+    if not by_item and array.dtype.kind not in "iu":
         refuse_dtype(name, given, array, "an integer array")
-    _check_integers_shape(name, array.shape)
-    return tuple(array.ravel().tolist()), array
-
-
-def _check_integers_shape(name: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != len(AXES[name]):
+    shape = array.shape
+    if len(shape) != _RANKS[name]:
         refuse_rank(name, shape)
     if len(shape) == 2 and shape[1] != 2:
         raise ValueError(f"{name} must have shape (num_levels, 2), rows of (H, W), got shape {shape}")
+    numbers = array.ravel().tolist()
+    if by_item:
+        return tuple([_integer(name, item) for item in numbers]), None
+    return tuple(numbers), array
 
 
 def _integer(name: str, item: Any) -> int:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msda import reference
+from msda import _kernels, reference
 from msda.arguments import Inputs, Shapes
 
 #: How often a row must be touched, on average, before packing the rows pays (docs/performance.md).
@@ -47,9 +47,7 @@ class Plan(NamedTuple):
     chunks_apart: bool  # each chunk an item of its own
     packed: bool  # never without channels
     clear_grad_value: bool  # rows touched in the caller's array: it is not zero yet
-    part_levels: NDArray[np.int64]  # the levels of all parts, one part after the other
-    part_begin: NDArray[np.int64]  # where a part's levels begin there; one more entry for the end
-    part_rows: NDArray[np.int64]  # for each part: the rows of value that it owns, from and to
+    parts: _kernels.Parts  # sets of levels that share no row of value
 
 
 def work(inputs: Inputs) -> int:
@@ -88,13 +86,9 @@ def _kept(inputs: Inputs, make: Callable[..., Plan], threads: int, *arguments: b
 
 def _usable_in_place(array: NDArray[Any], inputs: Inputs) -> bool:
     """Whether the row functions can work on the rows of an array shaped like value."""
-    dtype = array.dtype
-    if array.shape[3] == 0:
-        return True
-    return (
-        dtype.num == inputs.compute.num
-        and dtype.isnative
-        and (array.strides[3] == dtype.itemsize or array.shape[3] == 1)
+    channels = inputs.shapes.value[3]
+    return channels == 0 or (
+        array.dtype == inputs.compute and (array.strides[3] == array.itemsize or channels == 1)
     )
 
 
@@ -199,7 +193,10 @@ def _plan(
         chunks_apart=chunks_apart,
         packed=packed,
         clear_grad_value=clear_grad_value,
-        part_levels=np.array([level for part in parts for level in part.levels], np.int64),
-        part_begin=np.array(begins, np.int64),
-        part_rows=np.array([(part.begin, part.end) for part in parts], np.int64),
+        parts=_kernels.Parts(
+            shapes.levels,
+            np.array([level for part in parts for level in part.levels], np.int64),
+            np.array(begins, np.int64),
+            np.array([(part.begin, part.end) for part in parts], np.int64),
+        ),
     )

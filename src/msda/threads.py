@@ -72,6 +72,8 @@ def check_num_threads(n: SupportsIndex, name: str = "num_threads") -> int:
     ValueError
         If `n` is less than 1.
     """
+    if type(n) is int and 1 <= n <= MAX_THREADS:  # the usual case, which is not to take long
+        return n
     count, cause = exact_integer(n)
     if count is None:
         given = f"{reprlib.repr(n)} of type {type(n).__name__}"

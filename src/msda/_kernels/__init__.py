@@ -50,5 +50,6 @@ def _choose() -> tuple[str, ModuleType]:
 isa, _module = _choose()
 if TYPE_CHECKING:
     from msda._kernels._baseline import Call as Call
+    from msda._kernels._baseline import Parts as Parts
 else:
-    Call = _module.Call
+    Call, Parts = _module.Call, _module.Parts

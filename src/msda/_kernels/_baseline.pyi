@@ -1,6 +1,6 @@
 # The modules of all instruction sets have this interface: their stubs take it from here.
 
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +8,28 @@ from numpy.typing import NDArray
 from msda.plan import Plan
 
 @final
-class Call:
-    def __init__(
-        self,
-        plan: Plan,
+class Parts:
+    def __new__(
+        cls,
         levels: NDArray[np.int64],
+        members: NDArray[np.int64],
+        begin: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> Self: ...
+    @property
+    def levels(self) -> memoryview[int]: ...
+    @property
+    def members(self) -> memoryview[int]: ...
+    @property
+    def begin(self) -> memoryview[int]: ...
+    @property
+    def rows(self) -> memoryview[int]: ...
+
+@final
+class Call:
+    def __new__(
+        cls,
+        plan: Plan,
         value: NDArray[Any],
         locations: NDArray[Any],
         weights: NDArray[Any],
@@ -21,7 +38,7 @@ class Call:
         grad_value: NDArray[Any] | None = None,
         grad_locations: NDArray[Any] | None = None,
         grad_weights: NDArray[Any] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def scratch_bytes(self) -> int: ...
     def run(self, scratch: NDArray[np.uint8]) -> int: ...

@@ -14,7 +14,7 @@ cdef enum:
 cdef void clear_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
     # All of it, whether or not all belongs to this unit: its number speaks for all.
     cdef Py_ssize_t row
-    for row in range(group * GROUP_ROWS, group_end(group, call.most_rows)):
+    for row in range(group * GROUP_ROWS, group_end(group, call.parts.most_rows)):
         memset(slot.grad_base + row * call.grad_step, 0, call.row_bytes)
     slot.block_of_group[group] = NOBODYS
 
@@ -47,7 +47,7 @@ cdef void move_group(Call call, Slot* slot, Py_ssize_t group, real kind) noexcep
     cdef Py_ssize_t row
     cdef real* earlier
     cdef real* sums
-    for row in range(group * GROUP_ROWS, group_end(group, call.most_rows)):
+    for row in range(group * GROUP_ROWS, group_end(group, call.parts.most_rows)):
         earlier = <real*>slot.earlier_blocks + row * call.padded_channels
         sums = <real*>(slot.grad_base + row * call.grad_step)
         if slot.in_earlier[group]:
@@ -71,11 +71,11 @@ cdef void claim(Call call, Slot* slot, Py_ssize_t group, Py_ssize_t block, bint 
 
 cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real* sums) noexcept nogil:
     # Row `row` of the part to the caller's array.
-    cdef Py_ssize_t key = call.part_rows[unit.part, 0] + row
+    cdef Py_ssize_t key = call.parts.rows[unit.part, 0] + row
     if row + ROWS_AHEAD < unit.rows:
-        prefetch_lines(<char*>&call.grad_value[unit.b, key + ROWS_AHEAD, unit.h, 0, 0],
+        prefetch_lines(head_of(&call.grad_value, unit.b, key + ROWS_AHEAD, unit.h),
                        (call.channels - 1) * call.grad_value.strides[3], True)
-    store_strip(sums, call.channels, call.grad_value_code, <char*>&call.grad_value[unit.b, key, unit.h, 0, 0],
+    store_strip(sums, call.channels, call.grad_value.code, head_of(&call.grad_value, unit.b, key, unit.h),
                 call.grad_value.strides[3])
 
 

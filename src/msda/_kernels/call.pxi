@@ -1,8 +1,7 @@
 # One call: its arrays, how it is cut into work items, and the scratch memory that its threads use.
 #
-# The work of a call is cut into units (batch, head, part), where a part is a set of levels that share no row of
-# value with another part, and each unit into chunks of queries. A backward pass with a gradient of value has the
-# query blocks of the definition as its chunks. plan.py chooses.
+# The work of a call is cut into units (batch, head, part of the levels), and each unit into chunks of queries. A
+# backward pass with a gradient of value has the query blocks of the definition as its chunks. plan.py chooses.
 
 # No machine has so much memory: a size beyond is one that only a broadcast array can have.
 _MOST_BYTES = 2**50
@@ -97,46 +96,31 @@ cdef char* take(char** cursor, Py_ssize_t size) noexcept nogil:
     return start
 
 
-cdef bint runs_on(const Py_ssize_t* shape, const Py_ssize_t* strides, int first, int last) noexcept nogil:
-    # Whether the axes first..last can be walked with the step of the last one.
-    cdef int axis
-    cdef Py_ssize_t step = strides[last]
-    for axis in range(last, first - 1, -1):
-        if shape[axis] > 1 and strides[axis] != step:
-            return False
-        step *= shape[axis]
-    return True
-
-
 @cython.final
+@cython.auto_pickle(False)
 cdef class Call:
     """One forward or backward pass, checked and planned: see msda.plan for what `plan` holds."""
 
-    cdef const uint8_t[:, :, :, :, :] value                 # batch, key, head, channel, byte
-    cdef const uint8_t[:, :, :, :, :, :, :] locations       # batch, query, head, level, point, (x, y), byte
-    cdef const uint8_t[:, :, :, :, :, :] weights            # batch, query, head, level, point, byte
-    cdef const uint8_t[:, :, :, :, :] grad_output           # batch, query, head, channel, byte
-    cdef uint8_t[:, :, :, :, :] output
-    cdef uint8_t[:, :, :, :, :] grad_value
-    cdef uint8_t[:, :, :, :, :, :, :] grad_locations
-    cdef uint8_t[:, :, :, :, :, :] grad_weights
-    cdef int value_code, locations_code, weights_code, grad_output_code
-    cdef int output_code, grad_value_code, grad_locations_code, grad_weights_code
-    cdef const int64_t[:, ::1] levels                         # height, width, first key
-    cdef const int64_t[::1] part_levels                       # part p has the levels (ascending)
-    cdef const int64_t[::1] part_begin                        #   part_levels[part_begin[p]:part_begin[p + 1]]
-    cdef const int64_t[:, ::1] part_rows                      # and owns the rows from, to
+    cdef Array value                                        # batch, key, head, channel
+    cdef Array locations                                    # batch, query, head, level, point, (x, y)
+    cdef Array weights                                      # batch, query, head, level, point
+    cdef Array grad_output                                  # batch, query, head, channel
+    cdef Array output
+    cdef Array grad_value
+    cdef Array grad_locations
+    cdef Array grad_weights
+    cdef Parts parts
 
     cdef Py_ssize_t batch, keys, heads, channels, queries, points
     cdef bint is_double, forward_pass, want_value, want_locations, want_weights, want_dots
     cdef bint output_in_lines                                 # written past the caches
     cdef bint locations_run_on, weights_run_on, grad_locations_run_on, grad_weights_run_on
 
-    cdef Py_ssize_t threads, parts, chunks
+    cdef Py_ssize_t threads, chunks
     cdef bint chunks_apart, packed, clear_grad_value
 
     cdef Py_ssize_t real_size, padded_channels, row_bytes
-    cdef Py_ssize_t most_levels, most_samples, most_rows, tile_queries
+    cdef Py_ssize_t most_samples, tile_queries
     cdef Py_ssize_t value_step, grad_step                     # bytes from a row of the unit to the next
     cdef Py_ssize_t fetched_bytes                             # of a row, ahead of its use; 0: none
     cdef Py_ssize_t slot_bytes
@@ -145,53 +129,48 @@ cdef class Call:
     cdef void* carried_blocks                                 # of the unit that a round of blocks ended in
     cdef Progress progress
 
-    def __init__(self, plan, const int64_t[:, ::1] levels, value, locations, weights, grad_output=None,
-                 output=None, grad_value=None, grad_locations=None, grad_weights=None):
-        cdef Py_ssize_t part, rows
+    def __cinit__(self, plan, value, locations, weights, grad_output=None, output=None, grad_value=None,
+                  grad_locations=None, grad_weights=None):
+        cdef Py_ssize_t rows
+        borrow(value, &self.value, 0)
+        borrow(locations, &self.locations, 0)
+        borrow(weights, &self.weights, 0)
+        self.batch, self.keys = self.value.shape[0], self.value.shape[1]
+        self.heads, self.channels = self.value.shape[2], self.value.shape[3]
+        self.queries = self.locations.shape[1]
+        self.points = self.locations.shape[4] if self.queries else 0
+        self.locations_run_on = runs_on(&self.locations, 3, 5)
+        self.weights_run_on = runs_on(&self.weights, 3, 4)
         self.is_double = plan.is_double
         self.real_size = 8 if self.is_double else 4
-        self.batch, self.keys, self.heads, self.channels = value.shape
-        self.queries = locations.shape[1]
-        self.points = locations.shape[4] if self.queries else 0
-        self.levels = levels
-        self.value, self.value_code = as_bytes(value), format_code(value)
-        self.locations, self.locations_code = as_bytes(locations), format_code(locations)
-        self.weights, self.weights_code = as_bytes(weights), format_code(weights)
-        self.locations_run_on = runs_on(self.locations.shape, self.locations.strides, 3, 5)
-        self.weights_run_on = runs_on(self.weights.shape, self.weights.strides, 3, 4)
         self.forward_pass = output is not None
         self.want_value = grad_value is not None
         self.want_locations = grad_locations is not None
         self.want_weights = grad_weights is not None
         self.want_dots = self.want_locations or self.want_weights
         if self.forward_pass:
-            self.output, self.output_code = as_bytes(output), format_code(output)
-            self.output_in_lines = in_lines(self.output, self.output_code, self.real_size)
+            borrow(output, &self.output, PyBUF_WRITABLE)
+            self.output_in_lines = in_lines(&self.output, self.real_size)
         else:
-            self.grad_output, self.grad_output_code = as_bytes(grad_output), format_code(grad_output)
+            borrow(grad_output, &self.grad_output, 0)
         if self.want_value:
-            self.grad_value, self.grad_value_code = as_bytes(grad_value), format_code(grad_value)
+            borrow(grad_value, &self.grad_value, PyBUF_WRITABLE)
         if self.want_locations:
-            self.grad_locations, self.grad_locations_code = as_bytes(grad_locations), format_code(grad_locations)
-            self.grad_locations_run_on = runs_on(
-                self.grad_locations.shape, self.grad_locations.strides, 3, 5)
+            borrow(grad_locations, &self.grad_locations, PyBUF_WRITABLE)
+            self.grad_locations_run_on = runs_on(&self.grad_locations, 3, 5)
         if self.want_weights:
-            self.grad_weights, self.grad_weights_code = as_bytes(grad_weights), format_code(grad_weights)
-            self.grad_weights_run_on = runs_on(self.grad_weights.shape, self.grad_weights.strides, 3, 4)
+            borrow(grad_weights, &self.grad_weights, PyBUF_WRITABLE)
+            self.grad_weights_run_on = runs_on(&self.grad_weights, 3, 4)
 
         self.threads = plan.threads
         self.chunks = plan.chunks
         self.chunks_apart = plan.chunks_apart
         self.packed = plan.packed
         self.clear_grad_value = plan.clear_grad_value
-        self.part_levels, self.part_begin, self.part_rows = plan.part_levels, plan.part_begin, plan.part_rows
-        self.parts = self.part_rows.shape[0]
-        for part in range(self.parts):
-            self.most_levels = max(self.most_levels, self.part_begin[part + 1] - self.part_begin[part])
-            self.most_rows = max(self.most_rows, self.part_rows[part, 1] - self.part_rows[part, 0])
+        self.parts = plan.parts
 
-        self.most_samples = self.most_levels * self.points
-        rows = self.most_rows if self.packed else 0
+        self.most_samples = self.parts.most_levels * self.points
+        rows = self.parts.most_rows if self.packed else 0
         if (<object>rows + TILE_SAMPLES) * self.channels * 16 > _MOST_BYTES \
                 or self.most_samples > _MOST_BYTES // 1024:
             raise MemoryError(
@@ -209,26 +188,36 @@ cdef class Call:
             # An axis of one row may have any stride, and rows without channels too.
             self.value_step = self.value.strides[1]
             self.grad_step = self.grad_value.strides[1] if self.want_value else 0
-        if self.most_rows * abs(self.value_step) > FITS_THE_CACHE:
+        if self.parts.most_rows * abs(self.value_step) > FITS_THE_CACHE:
             self.fetched_bytes = min(self.value_step if self.packed else self.row_bytes, MOST_BYTES_OF_A_ROW)
         self.slot_bytes = <Py_ssize_t>self.lay_out(NULL, NULL)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.value.lent)
+        PyBuffer_Release(&self.locations.lent)
+        PyBuffer_Release(&self.weights.lent)
+        PyBuffer_Release(&self.grad_output.lent)
+        PyBuffer_Release(&self.output.lent)
+        PyBuffer_Release(&self.grad_value.lent)
+        PyBuffer_Release(&self.grad_locations.lent)
+        PyBuffer_Release(&self.grad_weights.lent)
 
     @property
     def scratch_bytes(self):
         """Bytes of scratch memory that run() needs, at any alignment."""
-        cdef Py_ssize_t shared = self.most_rows * self.row_bytes if self.carries_blocks() else 0
+        cdef Py_ssize_t shared = self.parts.most_rows * self.row_bytes if self.carries_blocks() else 0
         return self.threads * (self.slot_bytes + <Py_ssize_t>sizeof(Slot)) + shared + 3 * CACHE_LINE
 
     cdef Py_ssize_t units(self) noexcept nogil:
-        return self.batch * self.heads * self.parts
+        return self.batch * self.heads * self.parts.count
 
     cdef Unit unit_of(self, Py_ssize_t number) noexcept nogil:
         cdef Unit unit
         unit.number = number
-        unit.part = number % self.parts
-        unit.h = number // self.parts % self.heads
-        unit.b = number // self.parts // self.heads
-        unit.rows = self.part_rows[unit.part, 1] - self.part_rows[unit.part, 0]
+        unit.part = number % self.parts.count
+        unit.h = number // self.parts.count % self.heads
+        unit.b = number // self.parts.count // self.heads
+        unit.rows = self.parts.rows[unit.part, 1] - self.parts.rows[unit.part, 0]
         return unit
 
     cdef bint reads_value(self) noexcept nogil:
@@ -248,7 +237,7 @@ cdef class Call:
         cdef Py_ssize_t per_tile = \
             (self.most_samples * self.tile_queries + MSDA_PLACED - 1) // MSDA_PLACED * MSDA_PLACED
         cdef Py_ssize_t reals = per_tile * self.real_size
-        cdef Py_ssize_t groups = row_groups(self.most_rows), group
+        cdef Py_ssize_t groups = row_groups(self.parts.most_rows), group
         cdef int corner
         if slot == NULL:
             slot = &unused
@@ -282,14 +271,14 @@ cdef class Call:
         slot.packed = cursor
         slot.earlier_blocks = cursor
         if self.packed:
-            slot.packed = take(&cursor, self.value_step * self.most_rows)
+            slot.packed = take(&cursor, self.value_step * self.parts.most_rows)
             if self.reads_value():
                 slot.is_packed = <uint8_t*>take(&cursor, groups)
             # msda_find_range reads and writes MSDA_PLACED of them, from any sample on.
             slot.lowest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
             slot.highest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
-            slot.first_group = <Py_ssize_t*>take(&cursor, 8 * self.most_levels)
-            slot.last_group = <Py_ssize_t*>take(&cursor, 8 * self.most_levels)
+            slot.first_group = <Py_ssize_t*>take(&cursor, 8 * self.parts.most_levels)
+            slot.last_group = <Py_ssize_t*>take(&cursor, 8 * self.parts.most_levels)
             if self.want_value:
                 slot.block_of_group = <int64_t*>take(&cursor, 8 * groups)
                 slot.in_earlier = <uint8_t*>take(&cursor, groups)
@@ -297,21 +286,28 @@ cdef class Call:
                     for group in range(groups):
                         slot.block_of_group[group] = UNKNOWN
                 if self.adds_blocks() and not self.chunks_apart:
-                    slot.earlier_blocks = take(&cursor, self.row_bytes * self.most_rows)
+                    slot.earlier_blocks = take(&cursor, self.row_bytes * self.parts.most_rows)
         slot.levels_part = -1
         slot.packed_unit = -1
         slot.value_base = NULL
         slot.grad_base = NULL
         return cursor
 
-    def run(self, uint8_t[::1] scratch not None):
+    def run(self, scratch):
         """Computes into the arrays given, with scratch_bytes of scratch memory; gives the size of the team."""
-        cdef char* cursor
+        cdef Py_buffer lent
+        PyObject_GetBuffer(scratch, &lent, PyBUF_WRITABLE)
+        try:
+            if lent.len < self.scratch_bytes:
+                raise ValueError(f"scratch: {lent.len} bytes, expected {self.scratch_bytes}")
+            self.run_in(<char*>lent.buf)
+        finally:
+            PyBuffer_Release(&lent)
+        return self.progress.team
+
+    cdef int run_in(self, char* scratch) except -1:
+        cdef char* cursor = scratch + -<uintptr_t>scratch % CACHE_LINE
         cdef Py_ssize_t i
-        if scratch.shape[0] < self.scratch_bytes:
-            raise ValueError(f"scratch: {scratch.shape[0]} bytes, expected {self.scratch_bytes}")
-        cursor = <char*>&scratch[0]
-        cursor += -<uintptr_t>cursor % CACHE_LINE
         self.slots = <Slot*>take(&cursor, self.threads * sizeof(Slot))
         for i in range(self.threads):
             cursor = self.lay_out(&self.slots[i], cursor)
@@ -322,5 +318,4 @@ cdef class Call:
                 run_items(self, <double>0)
             else:
                 run_items(self, <float>0)
-        end_watch(self)
-        return self.progress.team
+        return end_watch(self)

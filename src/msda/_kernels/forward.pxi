@@ -136,5 +136,5 @@ cdef void forward_tile(Call call, Slot* slot, Py_ssize_t samples, Py_ssize_t fir
         if call.output_in_lines:
             msda_write_lines(of_query(&slot.output, first_query + q), <const char*>output, call.row_bytes)
         else:
-            store_strip(<const real*>output, call.channels, call.output_code, of_query(&slot.output, first_query + q),
+            store_strip(<const real*>output, call.channels, call.output.code, of_query(&slot.output, first_query + q),
                         call.output.strides[3])

@@ -28,15 +28,15 @@ cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept
         return
     slot.levels_part = part
     for query in range(call.tile_queries):
-        for k in range(call.part_begin[part], call.part_begin[part + 1]):
-            level = call.part_levels[k]
-            height, width = call.levels[level, 0], call.levels[level, 1]
+        for k in range(call.parts.begin[part], call.parts.begin[part + 1]):
+            level = call.parts.members[k]
+            height, width = call.parts.levels[level, 0], call.parts.levels[level, 1]
             pixels = height > 0 and width > 0
             for point in range(call.points):
                 # No position is inside a level without pixels: every comparison with NaN is false.
                 slot.height[i] = <double>height if pixels else NAN
                 slot.width[i] = <double>width if pixels else NAN
-                slot.first_row[i] = <double>(call.levels[level, 2] - call.part_rows[part, 0])
+                slot.first_row[i] = <double>(call.parts.levels[level, 2] - call.parts.rows[part, 0])
                 (<real*>slot.height_rounded)[i] = <real>height
                 (<real*>slot.width_rounded)[i] = <real>width
                 if query == 0:

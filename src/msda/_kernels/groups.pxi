@@ -27,7 +27,7 @@ cdef void find_touched_rows(Slot* slot, Py_ssize_t samples, Py_ssize_t count) no
 cdef void begin_groups(Call call, Slot* slot, Py_ssize_t part) noexcept nogil:
     # The chunk has not come to any yet.
     cdef Py_ssize_t k
-    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
+    for k in range(call.parts.level_count(part)):
         slot.first_group[k], slot.last_group[k] = 0, -1
 
 
@@ -53,8 +53,8 @@ cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t sam
     if not call.want_value and slot.unpacked == 0:
         return
     find_touched_rows(slot, samples, count)
-    for k in range(call.part_begin[part + 1] - call.part_begin[part]):
-        width = call.levels[call.part_levels[call.part_begin[part] + k], 1]
+    for k in range(call.parts.level_count(part)):
+        width = call.parts.levels[call.parts.members[call.parts.begin[part] + k], 1]
         lowest, highest = INFINITY, -INFINITY
         for point in range(call.points):
             lowest = min(lowest, slot.lowest_row[k * call.points + point])

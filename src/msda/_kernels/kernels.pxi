@@ -4,6 +4,7 @@
 #   strips.pxi     elements of the caller's arrays: read and widened, rounded and written
 #   lines.pxi      a large output written past the caches
 #   progress.pxi   how far the work items are
+#   parts.pxi      the levels, and how they are parted
 #   call.pxi       what one call works on: its arrays, how it is cut, the scratch memory of each thread
 #   watch.pxi      Ctrl-C
 #   prefetch.pxi   how lines are fetched ahead, and how far
@@ -36,6 +37,7 @@ include "arrays.pxi"
 include "strips.pxi"
 include "lines.pxi"
 include "progress.pxi"
+include "parts.pxi"
 include "call.pxi"
 include "watch.pxi"
 include "prefetch.pxi"

@@ -13,15 +13,15 @@ cdef enum:
     PAST_THE_CACHES = 1 << 24
 
 
-cdef bint in_lines(const uint8_t[:, :, :, :, :] rows, int code, Py_ssize_t real_size) noexcept:
+cdef bint in_lines(const Array* rows, Py_ssize_t real_size) noexcept nogil:
     # Whether the rows (of one batch element, query and head each) are whole lines, in the format of the sums.
     cdef int axis
     if not MSDA_WRITES_LINES:
         return False
     if rows.shape[0] * rows.shape[1] * rows.shape[2] * rows.shape[3] * real_size < PAST_THE_CACHES:
         return False
-    if code != (FLOAT64 if real_size == 8 else FLOAT32) or rows.strides[3] != real_size \
-            or rows.shape[3] * real_size % CACHE_LINE or <uintptr_t>&rows[0, 0, 0, 0, 0] % CACHE_LINE:
+    if rows.code != (FLOAT64 if real_size == 8 else FLOAT32) or rows.strides[3] != real_size \
+            or rows.shape[3] * real_size % CACHE_LINE or <uintptr_t>rows.lent.buf % CACHE_LINE:
         return False
     for axis in range(3):
         if rows.shape[axis] > 1 and rows.strides[axis] % CACHE_LINE:

@@ -11,14 +11,14 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
     # Finds where the unit's rows of value and of its gradient lie, and sets what stands for rows outside and what is
     # known of the levels. None of the rows is packed yet, unless the slot's last chunk was of this unit too.
     cdef Py_ssize_t b = unit.b, h = unit.h
-    cdef Py_ssize_t first = call.part_rows[unit.part, 0], last = call.part_rows[unit.part, 1]
+    cdef Py_ssize_t first = call.parts.rows[unit.part, 0], last = call.parts.rows[unit.part, 1]
     memset(slot.outside_value, 0, 2 * call.row_bytes)
     set_levels(call, slot, unit.part, kind)
     if not call.packed:
         if first < last and call.channels > 0:
-            slot.value_base = <char*>&call.value[b, first, h, 0, 0]
+            slot.value_base = head_of(&call.value, b, first, h)
             if call.want_value:
-                slot.grad_base = <char*>&call.grad_value[b, first, h, 0, 0]
+                slot.grad_base = head_of(&call.grad_value, b, first, h)
         else:
             slot.value_base = slot.outside_value
             slot.grad_base = slot.outside_grad
@@ -29,7 +29,7 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
         return
     slot.grad_base += call.row_bytes
     if unit.rows > 0:
-        slot.callers_value = <const char*>&call.value[b, first, h, 0, 0]
+        slot.callers_value = head_of(&call.value, b, first, h)
     if slot.packed_unit != unit.number:
         slot.packed_unit = unit.number
         slot.unpacked = row_groups(unit.rows)
@@ -46,7 +46,7 @@ cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, 
         # The next group is likely to be packed next.
         if row + ROWS_AHEAD < unit.rows:
             prefetch_lines(from_ + ROWS_AHEAD * step, (call.channels - 1) * call.value.strides[3], False)
-        load_strip(from_, call.value.strides[3], call.channels, call.value_code, to)
+        load_strip(from_, call.value.strides[3], call.channels, call.value.code, to)
         for channel in range(call.channels, call.padded_channels):
             to[channel] = 0
         from_ += step

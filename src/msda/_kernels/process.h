@@ -2,7 +2,6 @@
 #ifndef MSDA_PROCESS_H
 #define MSDA_PROCESS_H
 
-#include <fenv.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,14 +15,27 @@ static inline int omp_get_thread_num(void) { return 0; }
 #endif
 
 /* Another library may have switched on flush-to-zero or another rounding mode; threads keep the mode that they
- * were born with, or get that of the thread that starts the team, as the OpenMP runtime likes. */
-static inline void msda_default_fp_mode(fenv_t *saved)
+ * were born with, or get that of the thread that starts the team, as the OpenMP runtime likes. Where all arithmetic is
+ * SSE's, one register holds its mode, and the x87 unit, which is slow to ask, is none of our business. */
+#if defined(__SSE2__) && defined(__SSE2_MATH__)
+#include <xmmintrin.h>
+typedef unsigned msda_fp_mode;
+static inline void msda_default_fp_mode(msda_fp_mode *saved)
+{
+    *saved = _mm_getcsr();
+    _mm_setcsr(0x1F80); /* all exceptions masked, to nearest, subnormal numbers kept */
+}
+static inline void msda_restore_fp_mode(const msda_fp_mode *saved) { _mm_setcsr(*saved); }
+#else
+#include <fenv.h>
+typedef fenv_t msda_fp_mode;
+static inline void msda_default_fp_mode(msda_fp_mode *saved)
 {
     fegetenv(saved);
     fesetenv(FE_DFL_ENV);
 }
-
-static inline void msda_restore_fp_mode(const fenv_t *saved) { fesetenv(saved); }
+static inline void msda_restore_fp_mode(const msda_fp_mode *saved) { fesetenv(saved); }
+#endif
 
 static inline int64_t msda_count(int64_t *counter) { return __atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL); }
 static inline int64_t msda_look(const int64_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }

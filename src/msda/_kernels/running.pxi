@@ -1,10 +1,10 @@
 # Work items on threads.
 
 cdef extern from "process.h" nogil:
-    ctypedef struct fenv_t:
+    ctypedef struct msda_fp_mode:
         pass
-    void msda_default_fp_mode(fenv_t* saved)
-    void msda_restore_fp_mode(const fenv_t* saved)
+    void msda_default_fp_mode(msda_fp_mode* saved)
+    void msda_restore_fp_mode(const msda_fp_mode* saved)
 
 
 cdef void run_items(Call call, real kind) noexcept nogil:
@@ -35,7 +35,7 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
     # A unit with all its chunks, or one chunk of a unit.
     cdef Unit unit = call.unit_of(item // call.chunks if call.chunks_apart else item)
     cdef Py_ssize_t chunk, first = 0, last = call.chunks
-    cdef fenv_t mode
+    cdef msda_fp_mode mode
     begin_item(call)
     if not go_on(call, calling_thread, WORK_OF_AN_ITEM):
         return
@@ -57,7 +57,7 @@ cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogi
     # Blocks of one unit on several threads: rounds of as many blocks as there are threads, each with a private
     # gradient of value; after each round the blocks are added, in order, a few rows at a time.
     cdef Py_ssize_t items = units * call.chunks
-    cdef Py_ssize_t groups = row_groups(call.most_rows)
+    cdef Py_ssize_t groups = row_groups(call.parts.most_rows)
     cdef Py_ssize_t begin = 0, count, i
     while begin < items and not msda_look(&call.progress.stop):
         count = min(call.threads, items - begin)
@@ -77,7 +77,7 @@ cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogi
 
 cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
     cdef Unit unit = call.unit_of(item // call.chunks)
-    cdef fenv_t mode
+    cdef msda_fp_mode mode
     begin_item(call)
     msda_default_fp_mode(&mode)
     run_chunk(call, &unit, item % call.chunks, slot, calling_thread, kind)
@@ -90,7 +90,7 @@ cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t g
     # One group of rows. The blocks of a round lie in successive slots; they may belong to several units.
     cdef Py_ssize_t item = begin, end = begin + count, stop
     cdef Unit unit
-    cdef fenv_t mode
+    cdef msda_fp_mode mode
     msda_default_fp_mode(&mode)
     while item < end:
         unit = call.unit_of(item // call.chunks)
@@ -105,7 +105,7 @@ cdef void run_chunk(Call call, const Unit* unit, Py_ssize_t chunk, Slot* slot, b
                     real kind) noexcept nogil:
     # The queries of one chunk of a unit, tile by tile.
     cdef Py_ssize_t part = unit.part
-    cdef Py_ssize_t samples = (call.part_begin[part + 1] - call.part_begin[part]) * call.points
+    cdef Py_ssize_t samples = (call.parts.level_count(part)) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
     enter_unit(call, slot, unit, kind)
     find_queries(call, slot, unit)

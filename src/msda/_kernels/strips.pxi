@@ -14,7 +14,7 @@ cdef extern from "numbers.h" nogil:
     uint16_t msda_to_bf16(float x)
     float msda_to_odd(double x)
 
-# Codes of formats; SWAPPED is added for the foreign byte order. format_code in layout.py gives them.
+# Codes of formats; SWAPPED is added for the foreign byte order. layout.py gives them.
 cdef enum:
     FLOAT16 = 0
     BFLOAT16 = 1
