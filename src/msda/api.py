@@ -164,20 +164,27 @@ def backward(
     return gradients
 
 
-#: Bytes from which on a result begins with a cache line, so that the rows of neighbouring heads mostly share none. (Its
-#: memory is then that of a slightly larger array, its `base`.) Where it is more, NumPy refuses in its own words.
-_ALIGNED = range(1 << 20, 1 << 50)
+#: Bytes from which on a result begins with a cache line, so that the rows of neighbouring heads mostly share none.
+_IN_LINES = 1 << 20
 _CACHE_LINE = 64  # as in call.pxi
+#: Bytes from which on NumPy asks Linux for huge pages. A result then begins with one: in a part of one Linux would clear
+#: hundreds of small pages, one by one, each when it is first written to.
+_IN_HUGE_PAGES = 1 << 22
+_HUGE_PAGE = 1 << 21
+#: Where a result would be larger than this, NumPy refuses in its own words.
+_MOST_BYTES = 1 << 50
 
 
 def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = False) -> NDArray[Any]:
     allocate = np.zeros if zeros else np.empty
     size = math.prod(shape) * dtype.itemsize
-    if size not in _ALIGNED:
+    if size < _IN_LINES or size > _MOST_BYTES:
         return allocate(shape, dtype)
-    memory = allocate(size + _CACHE_LINE, np.uint8)
+    boundary = _CACHE_LINE if size < _IN_HUGE_PAGES else _HUGE_PAGE
+    # A slightly larger array has the memory; it becomes the `base` of the result.
+    memory = allocate(size + boundary, np.uint8)
     # memory.ctypes would keep some bytes where a signal handler ends the call.
-    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % _CACHE_LINE)
+    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % boundary)
 
 
 def _run(chosen: Plan, inputs: Inputs, *arrays: NDArray[Any] | None) -> None:

@@ -24,8 +24,13 @@ static inline void msda_default_fp_mode(msda_fp_mode *saved)
 {
     *saved = _mm_getcsr();
     _mm_setcsr(0x1F80); /* all exceptions masked, to nearest, subnormal numbers kept */
+    __asm__ volatile("" : : : "memory"); /* keeps the compiler from moving work out from between the two */
 }
-static inline void msda_restore_fp_mode(const msda_fp_mode *saved) { _mm_setcsr(*saved); }
+static inline void msda_restore_fp_mode(const msda_fp_mode *saved)
+{
+    __asm__ volatile("" : : : "memory");
+    _mm_setcsr(*saved);
+}
 #else
 #include <fenv.h>
 typedef fenv_t msda_fp_mode;
