@@ -19,31 +19,44 @@ cdef extern from "positions.h" nogil:
     void msda_find_range(const double* row, Py_ssize_t step, Py_ssize_t count, double* lowest, double* highest)
 
 
+cdef void repeat(void* places, Py_ssize_t size, Py_ssize_t count) noexcept nogil:
+    # Copies the first of `count` places, of `size` bytes each, to the others.
+    cdef char* first = <char*>places
+    cdef Py_ssize_t filled = 1, more
+    while filled < count:
+        more = min(filled, count - filled)
+        memcpy(first + filled * size, first, more * size)
+        filled += more
+
+
 cdef void set_levels(Call call, Slot* slot, Py_ssize_t part, real kind) noexcept nogil:
     # Spreads what is known of the part's levels over the samples of a query, and of a tile of queries.
-    cdef Py_ssize_t i = 0, query, k, point, level, samples
+    cdef Py_ssize_t i = 0, k, point, level, samples
     cdef int64_t height, width
     cdef bint pixels
     if slot.levels_part == part:
         return
     slot.levels_part = part
-    for query in range(call.tile_queries):
-        for k in range(call.parts.begin[part], call.parts.begin[part + 1]):
-            level = call.parts.members[k]
-            height, width = call.parts.levels[level, 0], call.parts.levels[level, 1]
-            pixels = height > 0 and width > 0
-            for point in range(call.points):
-                # No position is inside a level without pixels: every comparison with NaN is false.
-                slot.height[i] = <double>height if pixels else NAN
-                slot.width[i] = <double>width if pixels else NAN
-                slot.first_row[i] = <double>(call.parts.levels[level, 2] - call.parts.rows[part, 0])
-                (<real*>slot.height_rounded)[i] = <real>height
-                (<real*>slot.width_rounded)[i] = <real>width
-                if query == 0:
-                    slot.value_below[i] = width * call.value_step if pixels else 0
-                    slot.grad_below[i] = width * call.grad_step if pixels else 0
-                i += 1
-    samples = i // call.tile_queries
+    for k in range(call.parts.begin[part], call.parts.begin[part + 1]):
+        level = call.parts.members[k]
+        height, width = call.parts.levels[level, 0], call.parts.levels[level, 1]
+        pixels = height > 0 and width > 0
+        for point in range(call.points):
+            # No position is inside a level without pixels: every comparison with NaN is false.
+            slot.height[i] = <double>height if pixels else NAN
+            slot.width[i] = <double>width if pixels else NAN
+            slot.first_row[i] = <double>(call.parts.levels[level, 2] - call.parts.rows[part, 0])
+            (<real*>slot.height_rounded)[i] = <real>height
+            (<real*>slot.width_rounded)[i] = <real>width
+            slot.value_below[i] = width * call.value_step if pixels else 0
+            slot.grad_below[i] = width * call.grad_step if pixels else 0
+            i += 1
+    samples = i
+    repeat(slot.height, samples * sizeof(double), call.tile_queries)
+    repeat(slot.width, samples * sizeof(double), call.tile_queries)
+    repeat(slot.first_row, samples * sizeof(double), call.tile_queries)
+    repeat(slot.height_rounded, samples * sizeof(real), call.tile_queries)
+    repeat(slot.width_rounded, samples * sizeof(real), call.tile_queries)
     if samples > 0:
         for i in range(SAMPLES_AHEAD):
             slot.value_below[samples + i] = slot.value_below[i % samples]
