@@ -847,7 +847,7 @@ class Planned(NamedTuple):
         plan = executor._plan
         if self.cut and threads._system.openmp():
             assert plan.threads == self.threads
-            assert (plan.packed, len(plan.parts.rows), plan.chunks, plan.chunks_apart) == self.cut
+            assert (plan.packed, plan.parts.count, plan.chunks, plan.chunks_apart) == self.cut
         return call, workspace_size, executor
 
 

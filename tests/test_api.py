@@ -91,7 +91,9 @@ def test_large_results_begin_with_a_cache_line(touches, plans, used_memory, monk
 @packed_or_not
 def test_results_of_4_mib_begin_with_a_huge_page(touches, plans, monkeypatch):
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", touches)
-    problem = random_problem(np.random.default_rng(15), ((32, 64),), heads=8, channels=64, queries=5, points=2)
+    problem = random_problem(
+        np.random.default_rng(15), ((32, 64),), heads=8, channels=64, queries=5, points=2
+    )
     found = [msda.forward(*problem.inputs), *msda.backward(*problem)]
     assert [each.packed for each in plans] == [touches == 0] * 2
     assert [result.nbytes >= 2**22 for result in found] == [False, True, False, False]

@@ -131,7 +131,7 @@ def test_few_blocks_and_many_threads(part_cost, touches, plans, monkeypatch):
     for num_threads in TEAMS:
         for _ in range(3):
             assert_same(results(problem, num_threads=num_threads), expected)
-    assert len(plans[-1].parts.rows) == (3 if part_cost < 1 and threads._system.openmp() else 1)
+    assert plans[-1].parts.count == (3 if part_cost < 1 and threads._system.openmp() else 1)
 
 
 # ---- batch elements and heads ---------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The kernels against the definition, by bytes; and both against mathematics."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from compare import (
     random_problem,
     results,
 )
-from msda import arguments, plan, reference, threads
+from msda import _kernels, arguments, plan, reference, threads
 from msda.cli import workloads
 
 REALS = ("float32", "float64")
@@ -176,7 +178,7 @@ def test_backward_plans(name, touches, dtype, plans, monkeypatch):
         chosen = plans[-1]
         blocks = -(-queries // 10)
         assert chosen.chunks == blocks
-        assert (len(chosen.parts.rows), chosen.chunks_apart) == (parts, apart)
+        assert (chosen.parts.count, chosen.chunks_apart) == (parts, apart)
         # One private sum for each block cannot be the caller's array.
         assert chosen.packed == (touches == 0 or blocks > 1)
         assert chosen.clear_grad_value == (out is not None)
@@ -200,11 +202,7 @@ def test_one_image_has_work_for_64_threads():
     assert chosen.items == chosen.threads == 64 and chosen.chunks_apart
     blocks = [end - begin for begin, end in reference.query_blocks(keys)]
     assert len(blocks) == chosen.chunks
-    work = [
-        heads * [levels * points * queries]
-        for levels in np.diff(chosen.parts.begin).tolist()
-        for queries in blocks
-    ]
+    work = [heads * [levels * points * queries] for levels in chosen.parts.level_counts for queries in blocks]
     assert sum(map(len, work)) == 64
     assert sum(map(sum, work)) == np.prod(samples)
     assert max(map(max, work)) < 1.001 * min(map(min, work))
@@ -655,3 +653,17 @@ def test_positions_beside_pixel_borders():
             np.ones((1, len(x), 1), np.float32),
         )
         assert_defined(problem, width)
+
+
+def test_a_plan_can_be_copied():
+    """An executor of msda.aclnn holds one, and users copy executors."""
+    inputs = arguments.forward_inputs(*random_problem(np.random.default_rng(9)).inputs, "xy")
+    chosen = plan.forward(inputs, 1)
+    copied = pickle.loads(pickle.dumps(chosen))
+    assert copied.parts.level_counts == chosen.parts.level_counts
+    output = np.zeros(inputs.shapes.output_by_head, np.float32)
+    call = _kernels.Call(
+        copied, inputs.value, inputs.sampling_locations, inputs.attention_weights, output=output
+    )
+    call.run(np.empty(call.scratch_bytes, np.uint8))
+    assert output.any()

@@ -167,8 +167,8 @@ def backward(
 #: Bytes from which on a result begins with a cache line, so that the rows of neighbouring heads mostly share none.
 _IN_LINES = 1 << 20
 _CACHE_LINE = 64  # as in call.pxi
-#: Bytes from which on NumPy asks Linux for huge pages. A result then begins with one: in a part of one Linux would clear
-#: hundreds of small pages, one by one, each when it is first written to.
+#: Bytes from which on NumPy asks Linux for huge pages. A result then begins with one: what lies in a part of one, Linux
+#: clears as hundreds of small pages, each when it is first written to.
 _IN_HUGE_PAGES = 1 << 22
 _HUGE_PAGE = 1 << 21
 #: Where a result would be larger than this, NumPy refuses in its own words.
@@ -178,7 +178,7 @@ _MOST_BYTES = 1 << 50
 def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any], *, zeros: bool = False) -> NDArray[Any]:
     allocate = np.zeros if zeros else np.empty
     size = math.prod(shape) * dtype.itemsize
-    if size < _IN_LINES or size > _MOST_BYTES:
+    if size < _IN_LINES or size >= _MOST_BYTES:
         return allocate(shape, dtype)
     boundary = _CACHE_LINE if size < _IN_HUGE_PAGES else _HUGE_PAGE
     # A slightly larger array has the memory; it becomes the `base` of the result.

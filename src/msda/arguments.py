@@ -65,6 +65,7 @@ AXES |= {
     "attnWeight": AXES["attention_weights"],
     "gradOutput": AXES["grad_output"],
 }
+# len(AXES[name]), looked up in every call
 _RANKS = {name: len(axes) for name, axes in AXES.items()}
 
 
@@ -346,7 +347,7 @@ def _float_array(name: str, given: Any) -> NDArray[Any]:
 
 def _integers(name: str, given: Any) -> tuple[tuple[int, ...], NDArray[Any] | None]:
     """Read spatial_shapes or level_start_index: the numbers in order, and the array if they came in one."""
-    by_item = False
+    by_item = False  # lists are, since their dtype is object
     if type(given) is np.ndarray:
         array = given.view()
     elif isinstance(given, (list, tuple)):

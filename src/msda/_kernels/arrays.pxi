@@ -1,4 +1,4 @@
-# How an array reaches the kernels: where its bytes lie, and a code for its format.
+# How an array reaches the kernels: as bytes, and a code for its format.
 #
 # One kernel then serves every mix of formats, layouts, byte orders and alignments; an element is converted where it
 # is read (strips.pxi). NumPy's headers are not needed.
@@ -27,16 +27,16 @@ cdef int borrow(array, Array* borrowed, int flags) except -1:
     return 0
 
 
-cdef inline char* head_of(const Array* array, Py_ssize_t b, Py_ssize_t row, Py_ssize_t h) noexcept nogil:
+cdef inline const char* head_of(const Array* array, Py_ssize_t b, Py_ssize_t row, Py_ssize_t h) noexcept nogil:
     # The first element of a head, in the row of a key or a query.
     msda_check_index(b, array.shape[0])
     msda_check_index(row, array.shape[1])
     msda_check_index(h, array.shape[2])
-    return <char*>array.lent.buf + b * array.strides[0] + row * array.strides[1] + h * array.strides[2]
+    return <const char*>array.lent.buf + b * array.strides[0] + row * array.strides[1] + h * array.strides[2]
 
 
-cdef inline char* sample_of(const Array* array, Py_ssize_t b, Py_ssize_t q, Py_ssize_t h, Py_ssize_t level,
-                            Py_ssize_t point) noexcept nogil:
+cdef inline const char* sample_of(const Array* array, Py_ssize_t b, Py_ssize_t q, Py_ssize_t h, Py_ssize_t level,
+                                  Py_ssize_t point) noexcept nogil:
     # The first element of a sample.
     msda_check_index(level, array.shape[3])
     msda_check_index(point, array.shape[4])

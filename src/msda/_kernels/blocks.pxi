@@ -75,7 +75,7 @@ cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real
     if row + ROWS_AHEAD < unit.rows:
         prefetch_lines(head_of(&call.grad_value, unit.b, key + ROWS_AHEAD, unit.h),
                        (call.channels - 1) * call.grad_value.strides[3], True)
-    store_strip(sums, call.channels, call.grad_value.code, head_of(&call.grad_value, unit.b, key, unit.h),
+    store_strip(sums, call.channels, call.grad_value.code, <char*>head_of(&call.grad_value, unit.b, key, unit.h),
                 call.grad_value.strides[3])
 
 

@@ -1,4 +1,6 @@
-/* The bounds check of the debugging build (MSDA_BOUNDSCHECK=1), beside Cython's own. */
+/* The bounds check of the debugging build (MSDA_BOUNDSCHECK=1), beside Cython's own: of the indices by which an element
+ * of the caller's arrays is found (arrays.pxi). What follows that element is walked by pointers, which the sanitizers
+ * watch. */
 #ifndef MSDA_BOUNDS_H
 #define MSDA_BOUNDS_H
 

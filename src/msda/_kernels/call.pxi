@@ -97,7 +97,7 @@ cdef char* take(char** cursor, Py_ssize_t size) noexcept nogil:
 
 
 @cython.final
-@cython.auto_pickle(False)
+@cython.auto_pickle(False)  # it holds borrowed memory
 cdef class Call:
     """One forward or backward pass, checked and planned: see msda.plan for what `plan` holds."""
 

@@ -19,7 +19,7 @@
 #   running.pxi    work items on threads
 #
 # rows.h holds the arithmetic of rows, positions.h that of positions, numbers.h that of formats; process.h what
-# concerns threads and caches.
+# concerns threads and caches; bounds.h the checks of the debugging build.
 #
 # Once started, the kernels run without the GIL, raise nothing and allocate nothing.
 

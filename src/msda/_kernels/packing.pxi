@@ -16,9 +16,9 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
     set_levels(call, slot, unit.part, kind)
     if not call.packed:
         if first < last and call.channels > 0:
-            slot.value_base = head_of(&call.value, b, first, h)
+            slot.value_base = <char*>head_of(&call.value, b, first, h)
             if call.want_value:
-                slot.grad_base = head_of(&call.grad_value, b, first, h)
+                slot.grad_base = <char*>head_of(&call.grad_value, b, first, h)
         else:
             slot.value_base = slot.outside_value
             slot.grad_base = slot.outside_grad

@@ -1,24 +1,33 @@
 # The levels of a call, and how they are parted: read from Python once, for all calls of the same plan.
 
 @cython.final
-@cython.auto_pickle(False)
 cdef class Parts:
     """The levels, in parts that share no row of value: see msda.plan."""
 
-    cdef readonly const int64_t[:, ::1] levels      # height, width, first key
-    cdef readonly const int64_t[::1] members        # part p has the levels (ascending)
-    cdef readonly const int64_t[::1] begin          #   members[begin[p]:begin[p + 1]]
-    cdef readonly const int64_t[:, ::1] rows        # and owns the rows of value from, to
-    cdef Py_ssize_t count, most_levels, most_rows
+    cdef object tables
+    cdef const int64_t[:, ::1] levels       # height, width, first key
+    cdef const int64_t[::1] members         # part p has the levels (ascending)
+    cdef const int64_t[::1] begin           #   members[begin[p]:begin[p + 1]]
+    cdef const int64_t[:, ::1] rows         # and owns the rows of value from, to
+    cdef readonly Py_ssize_t count
+    cdef Py_ssize_t most_levels, most_rows
 
-    def __cinit__(self, const int64_t[:, ::1] levels not None, const int64_t[::1] members not None,
-                  const int64_t[::1] begin not None, const int64_t[:, ::1] rows not None):
+    def __cinit__(self, levels, members, begin, rows):
         cdef Py_ssize_t part
-        self.levels, self.members, self.begin, self.rows = levels, members, begin, rows
-        self.count = rows.shape[0]
+        self.tables = levels, members, begin, rows
+        self.levels, self.members, self.begin, self.rows = self.tables
+        self.count = self.rows.shape[0]
         for part in range(self.count):
             self.most_levels = max(self.most_levels, self.level_count(part))
-            self.most_rows = max(self.most_rows, rows[part, 1] - rows[part, 0])
+            self.most_rows = max(self.most_rows, self.rows[part, 1] - self.rows[part, 0])
+
+    def __reduce__(self):
+        return Parts, self.tables
+
+    @property
+    def level_counts(self):
+        """How many levels each part has."""
+        return [self.level_count(part) for part in range(self.count)]
 
     cdef inline Py_ssize_t level_count(self, Py_ssize_t part) noexcept nogil:
         return self.begin[part + 1] - self.begin[part]

@@ -18,11 +18,12 @@ cdef PerQuery channels_of(Call call, const Array* array, const Unit* unit) noexc
 
 
 cdef PerQuery samples_of(Call call, const Array* array, const Unit* unit, Py_ssize_t extent_of_one) noexcept nogil:
-    # From the first level of the part to the last.
+    # From the first level of the part to the last. A sample extends so many bytes from its first element to its last:
+    # from x to y, or none.
     cdef Py_ssize_t first = call.parts.members[call.parts.begin[unit.part]]
     cdef Py_ssize_t last = call.parts.members[call.parts.begin[unit.part + 1] - 1]
-    cdef char* begin = sample_of(array, unit.b, 0, unit.h, first, 0)
-    cdef char* end = sample_of(array, unit.b, 0, unit.h, last, call.points - 1)
+    cdef const char* begin = sample_of(array, unit.b, 0, unit.h, first, 0)
+    cdef const char* end = sample_of(array, unit.b, 0, unit.h, last, call.points - 1)
     return per_query(begin, end - begin + extent_of_one, array.strides[1], call.queries)
 
 
@@ -128,7 +129,7 @@ cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssiz
                     for point in range(call.points):
                         store_strip(by_location + 2 * ((i - first) * call.points + point), 2,
                                     call.grad_locations.code,
-                                    sample_of(&call.grad_locations, b, q, h, level, point),
+                                    <char*>sample_of(&call.grad_locations, b, q, h, level, point),
                                     call.grad_locations.strides[5])
         if call.want_weights:
             if slot.levels_run_on and call.grad_weights_run_on:
@@ -137,7 +138,7 @@ cdef void store_sample_gradients(Call call, Slot* slot, Py_ssize_t part, Py_ssiz
             else:
                 for i in range(first, last):
                     store_strip(by_weight + (i - first) * call.points, call.points, call.grad_weights.code,
-                                sample_of(&call.grad_weights, b, q, h, call.parts.members[i], 0),
+                                <char*>sample_of(&call.grad_weights, b, q, h, call.parts.members[i], 0),
                                 call.grad_weights.strides[4])
         by_location += 2 * samples
         by_weight += samples

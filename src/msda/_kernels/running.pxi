@@ -105,7 +105,7 @@ cdef void run_chunk(Call call, const Unit* unit, Py_ssize_t chunk, Slot* slot, b
                     real kind) noexcept nogil:
     # The queries of one chunk of a unit, tile by tile.
     cdef Py_ssize_t part = unit.part
-    cdef Py_ssize_t samples = (call.parts.level_count(part)) * call.points
+    cdef Py_ssize_t samples = call.parts.level_count(part) * call.points
     cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
     enter_unit(call, slot, unit, kind)
     find_queries(call, slot, unit)
