@@ -81,9 +81,11 @@ cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real
 
 cdef void finish_grad_value(Call call, Slot* slot, const Unit* unit, bint calling_thread, real kind) noexcept nogil:
     # All the blocks of a unit have been in this slot: their sums to the caller's array.
-    cdef Py_ssize_t group, row
+    cdef Py_ssize_t groups = row_groups(unit.rows), group, row, i
+    cdef Py_ssize_t first = head_start(call, slot, groups)
     cdef real* sums
-    for group in range(row_groups(unit.rows)):
+    for i in range(groups):
+        group = (first + i) % groups
         if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
             return
         for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):

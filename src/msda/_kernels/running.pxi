@@ -103,15 +103,30 @@ cdef void fold_round(Call call, Py_ssize_t begin, Py_ssize_t count, Py_ssize_t g
 
 cdef void run_chunk(Call call, const Unit* unit, Py_ssize_t chunk, Slot* slot, bint calling_thread,
                     real kind) noexcept nogil:
-    # The queries of one chunk of a unit, tile by tile.
-    cdef Py_ssize_t part = unit.part
-    cdef Py_ssize_t samples = call.parts.level_count(part) * call.points
-    cdef Py_ssize_t q = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), count
+    # The queries of one chunk of a unit.
+    cdef Py_ssize_t begin = chunk_begin(call, chunk), end = chunk_begin(call, chunk + 1), middle = begin
     enter_unit(call, slot, unit, kind)
     find_queries(call, slot, unit)
     if call.want_value:
         if chunk == 0 or call.chunks_apart:
             begin_grad_value(call, slot, unit.rows, calling_thread)
+    else:
+        middle += head_start(call, slot, end - begin)
+    run_queries(call, unit, chunk, middle, end, slot, calling_thread, kind)
+    run_queries(call, unit, chunk, begin, middle, slot, calling_thread, kind)
+
+
+cdef inline Py_ssize_t head_start(Call call, const Slot* slot, Py_ssize_t length) noexcept nogil:
+    # Where a thread begins with `length` things of a unit whose order is free: each thread elsewhere. If several came to
+    # a new page of memory at once, the system would clear one for each of them, and keep one.
+    return (slot - call.slots) * (length // call.threads)
+
+
+cdef void run_queries(Call call, const Unit* unit, Py_ssize_t chunk, Py_ssize_t q, Py_ssize_t end, Slot* slot,
+                      bint calling_thread, real kind) noexcept nogil:
+    # Those from q to the end, tile by tile.
+    cdef Py_ssize_t part = unit.part
+    cdef Py_ssize_t samples = call.parts.level_count(part) * call.points, count
     if call.packed:
         begin_groups(call, slot, part)
     if samples == 0 and not call.forward_pass:
