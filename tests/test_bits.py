@@ -4,7 +4,9 @@ import ctypes
 import hashlib
 import itertools
 import platform
+import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -391,6 +393,57 @@ def check_mode(name, order):
     for computed in runs:
         for k, (each, right) in enumerate(zip(computed, expected * 2, strict=True)):
             assert_same(each, right, k)
+
+
+def check_handler(num_threads):
+    """Let a signal handler switch on a mode in the midst of a call, whose caller is in another one."""
+    mode = Mode()
+    usual = mode.get()
+    rng = np.random.default_rng(9)
+    queries = 300_000
+    value = rng.standard_normal((1, 400, 2, 32)).astype(np.float32)
+    location = np.broadcast_to(rng.random((1, 1, 2, 1, 8, 2), np.float32), (1, queries, 2, 1, 8, 2))
+    weights = np.broadcast_to(rng.random((1, 1, 2, 1, 8), np.float32), (1, queries, 2, 1, 8))
+    # Sums of numbers of which most are subnormal.
+    grad_output = rng.standard_normal((1, 1, 64)).astype(np.float32) * np.float32(2.0**-130)
+    grad_output = np.broadcast_to(grad_output, (1, queries, 64))
+
+    def compute():
+        gradient = msda.backward(
+            value, [(20, 20)], None, location, weights, grad_output, wrt="value", num_threads=int(num_threads)
+        )
+        ended.append(time.monotonic())
+        return gradient.value.tobytes()
+
+    seen, ended = [], []
+
+    def handler(*_):
+        seen.append((time.monotonic(), mode.get()))
+        mode.switch_on("flush to zero")
+
+    signal.signal(signal.SIGALRM, handler)
+    expected = compute()
+    mode.switch_on("round upward")
+    upward = mode.get()
+    begin = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    found = compute()
+    after = mode.get()
+    mode.set(usual)
+    ((when, in_handler),) = seen
+    assert begin + 0.01 <= when < ended[-1] - 0.002, "not in the midst of the call"
+    assert in_handler == upward
+    assert after not in (usual, upward)
+    assert found == expected
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in Mode._layouts,
+    reason="knows the floating-point environment of Linux on x86-64 and aarch64 only",
+)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_modes_that_a_signal_handler_switches_on(num_threads):
+    python("import sys, test_bits; test_bits.check_handler(*sys.argv[1:])", str(num_threads))
 
 
 @pytest.mark.skipif(

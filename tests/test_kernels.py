@@ -656,7 +656,7 @@ def test_positions_beside_pixel_borders():
 
 
 def test_a_plan_can_be_copied():
-    """An executor of msda.aclnn holds one, and users copy executors."""
+    """As tuples can."""
     inputs = arguments.forward_inputs(*random_problem(np.random.default_rng(9)).inputs, "xy")
     chosen = plan.forward(inputs, 1)
     copied = pickle.loads(pickle.dumps(chosen))

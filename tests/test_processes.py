@@ -1008,6 +1008,37 @@ def test_signal_handlers_that_raise_something_else(run):
 
 
 @needs_proc
+@pytest.mark.limits_memory
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_ctrl_c_ends_a_call_within_a_second_however_many_items_are_left(run, num_threads):
+    code = f"""
+        import msda
+
+        raised = []
+
+        def handler(*_):
+            raised.append(time.monotonic())
+            raise KeyboardInterrupt
+
+        def ones(*shape):
+            return np.broadcast_to(np.float16(1), shape)
+
+        signal.signal(signal.SIGALRM, handler)
+        size = 1 << 28
+        out = np.empty((size, 1, 1), np.float16)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            msda.forward(
+                ones(size, 1, 1, 1), [(1, 1)], None, ones(size, 1, 1, 1, 1, 2), ones(size, 1, 1, 1, 1), out=out,
+                num_threads={num_threads},
+            )
+        except KeyboardInterrupt:
+            print(time.monotonic() - raised[0] < 1)
+    """
+    assert run(code).split() == ["True"]
+
+
+@needs_proc
 @pytest.mark.parametrize("call", ["many small items", "no samples"])
 def test_ctrl_c_where_there_is_little_to_compute(run, call):
     code = f"""

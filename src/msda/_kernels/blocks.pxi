@@ -26,12 +26,12 @@ cdef void begin_grad_value(Call call, Slot* slot, Py_ssize_t rows, bint calling_
         for group in range(row_groups(rows)):
             slot.in_earlier[group] = 0
             if slot.block_of_group[group] != NOBODYS:
-                if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+                if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
                     return
                 clear_group(call, slot, group)
     elif call.clear_grad_value and call.channels > 0:
         for row in range(rows):
-            if row % GROUP_ROWS == 0 and not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+            if row % GROUP_ROWS == 0 and not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
                 return
             memset(slot.grad_base + row * call.grad_step, 0, call.channels * call.real_size)
 
@@ -62,7 +62,7 @@ cdef void claim(Call call, Slot* slot, Py_ssize_t group, Py_ssize_t block, bint 
     # The group holds the block's sums from now on; those of an earlier block make room for them.
     if slot.block_of_group[group] != block:
         if slot.block_of_group[group] != NOBODYS:
-            if not go_on(call, calling_thread, 3 * GROUP_ROWS * call.channels):
+            if not go_on(call, slot, calling_thread, 3 * GROUP_ROWS * call.channels):
                 return
             move_group(call, slot, group, kind)
             clear_group(call, slot, group)
@@ -86,7 +86,7 @@ cdef void finish_grad_value(Call call, Slot* slot, const Unit* unit, bint callin
     cdef real* sums
     for i in range(groups):
         group = (first + i) % groups
-        if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+        if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
             return
         for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
             sums = <real*>(slot.grad_base + row * call.grad_step)

@@ -29,6 +29,11 @@ cdef struct PerQuery:
     Py_ssize_t extent       # bytes from the first element to the last; less than 0: they are not fetched ahead
 
 
+cdef extern from "process.h" nogil:
+    ctypedef struct msda_fp_mode:
+        pass
+
+
 # What a thread works with: pointers into its slice of the scratch memory. void* stands for real*.
 cdef struct Slot:
     Py_ssize_t levels_part  # the part that the levels below are those of; -1: none yet
@@ -83,6 +88,7 @@ cdef struct Slot:
     PerQuery output
     PerQuery grad_locations
     PerQuery grad_weights
+    msda_fp_mode callers_mode # floating-point mode of the thread outside of an item
     bint levels_run_on      # whether the levels of the part are neighbours
     # where row 0 of the unit lies: packed or in the caller's arrays
     char* value_base

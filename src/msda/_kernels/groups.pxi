@@ -37,7 +37,7 @@ cdef void make_ready(Call call, Slot* slot, const Unit* unit, Py_ssize_t first, 
     cdef Py_ssize_t group
     for group in range(first, last + 1):
         if call.reads_value() and not slot.is_packed[group]:
-            if not go_on(call, calling_thread, GROUP_ROWS * call.channels):
+            if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
                 return
             pack_group(call, slot, unit, group, kind)
         if call.want_value:

@@ -1,14 +1,13 @@
 # Work items on threads.
 
-cdef extern from "process.h" nogil:
-    ctypedef struct msda_fp_mode:
-        pass
-    void msda_default_fp_mode(msda_fp_mode* saved)
-    void msda_restore_fp_mode(const msda_fp_mode* saved)
+cdef enum:
+    # So many for each thread, or fewer, are handed out one by one.
+    ITEMS_ONE_BY_ONE = 1 << 12
 
 
 cdef void run_items(Call call, real kind) noexcept nogil:
-    # All of the call. Items are handed out one by one; no sum depends on which thread gets which.
+    # All of the call. Items are handed out one by one, unless there are very many; no sum depends on which thread gets
+    # which.
     cdef Py_ssize_t units = call.units()
     cdef Py_ssize_t items = units * call.chunks if call.chunks_apart else units
     cdef Py_ssize_t i
@@ -17,11 +16,16 @@ cdef void run_items(Call call, real kind) noexcept nogil:
     elif call.threads == 1:
         expect_items(call, items)
         for i in range(items):
+            if msda_look(&call.progress.stop):
+                break
             run_item(call, i, &call.slots[0], True, kind)
     else:
         expect_items(call, items)
-        for i in prange(items, num_threads=call.threads, schedule="dynamic", chunksize=1):
-            run_item(call, spread(i, items, call.threads), &call.slots[threadid()], threadid() == 0, kind)
+        for i in prange(items, num_threads=call.threads, schedule="dynamic",
+                        chunksize=max(1, items // (call.threads * ITEMS_ONE_BY_ONE))):
+            # After a signal a call is over soon, however many items are left.
+            if not msda_look(&call.progress.stop):
+                run_item(call, spread(i, items, call.threads), &call.slots[threadid()], threadid() == 0, kind)
 
 
 cdef inline Py_ssize_t spread(Py_ssize_t i, Py_ssize_t items, Py_ssize_t threads) noexcept nogil:
@@ -35,21 +39,19 @@ cdef void run_item(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, 
     # A unit with all its chunks, or one chunk of a unit.
     cdef Unit unit = call.unit_of(item // call.chunks if call.chunks_apart else item)
     cdef Py_ssize_t chunk, first = 0, last = call.chunks
-    cdef msda_fp_mode mode
     begin_item(call)
-    if not go_on(call, calling_thread, WORK_OF_AN_ITEM):
-        return
-    msda_default_fp_mode(&mode)
+    msda_default_fp_mode(&slot.callers_mode)
     if call.chunks_apart:
         first = item % call.chunks
         last = first + 1
-    for chunk in range(first, last):
-        run_chunk(call, &unit, chunk, slot, calling_thread, kind)
-    if call.output_in_lines:
-        msda_end_lines()
-    if call.want_value and call.packed:
-        finish_grad_value(call, slot, &unit, calling_thread, kind)
-    msda_restore_fp_mode(&mode)
+    if go_on(call, slot, calling_thread, WORK_OF_AN_ITEM):
+        for chunk in range(first, last):
+            run_chunk(call, &unit, chunk, slot, calling_thread, kind)
+        if call.output_in_lines:
+            msda_end_lines()
+        if call.want_value and call.packed:
+            finish_grad_value(call, slot, &unit, calling_thread, kind)
+    msda_restore_fp_mode(&slot.callers_mode)
     end_item(call, calling_thread)
 
 
@@ -77,11 +79,10 @@ cdef void run_block_rounds(Call call, Py_ssize_t units, real kind) noexcept nogi
 
 cdef void run_block(Call call, Py_ssize_t item, Slot* slot, bint calling_thread, real kind) noexcept nogil:
     cdef Unit unit = call.unit_of(item // call.chunks)
-    cdef msda_fp_mode mode
     begin_item(call)
-    msda_default_fp_mode(&mode)
+    msda_default_fp_mode(&slot.callers_mode)
     run_chunk(call, &unit, item % call.chunks, slot, calling_thread, kind)
-    msda_restore_fp_mode(&mode)
+    msda_restore_fp_mode(&slot.callers_mode)
     end_item(call, calling_thread)
 
 
@@ -131,7 +132,7 @@ cdef void run_queries(Call call, const Unit* unit, Py_ssize_t chunk, Py_ssize_t 
         begin_groups(call, slot, part)
     if samples == 0 and not call.forward_pass:
         q = end
-    while q < end and go_on(call, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
+    while q < end and go_on(call, slot, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
         count = min(call.tile_queries, end - q)
         if samples > 0:
             load_samples(call, slot, part, unit.b, unit.h, q, count, kind)

@@ -6,6 +6,10 @@ import threading
 cdef extern from "Python.h":
     int PyErr_CheckSignals()
 
+cdef extern from "process.h" nogil:
+    void msda_default_fp_mode(msda_fp_mode* saved)
+    void msda_restore_fp_mode(const msda_fp_mode* saved)
+
 cdef enum:
     # Multiply-adds between two looks at pending signals: some milliseconds.
     WORK_PER_LOOK = 1 << 22
@@ -50,13 +54,16 @@ cdef void end_item(Call call, bint calling_thread) noexcept nogil:
         msda_pause(turn)
 
 
-cdef inline bint go_on(Call call, bint calling_thread, int64_t work) noexcept nogil:
+cdef inline bint go_on(Call call, Slot* slot, bint calling_thread, int64_t work) noexcept nogil:
     # Called after every bit of work, in multiply-adds or elements moved: False once a signal handler has raised.
     if calling_thread and call.progress.listening:
         call.progress.work += work
         if call.progress.work > WORK_PER_LOOK:
             call.progress.work = 0
+            # Handlers find the mode that the caller was in, and may leave another one behind.
+            msda_restore_fp_mode(&slot.callers_mode)
             look_at_signals(call)
+            msda_default_fp_mode(&slot.callers_mode)
     return not msda_look(&call.progress.stop)
 
 
