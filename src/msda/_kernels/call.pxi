@@ -133,6 +133,7 @@ cdef class Call:
 
     cdef Slot* slots
     cdef void* carried_blocks                                 # of the unit that a round of blocks ended in
+    cdef msda_fp_mode callers_mode                            # at the beginning, or what signal handlers left
     cdef Progress progress
 
     def __cinit__(self, plan, value, locations, weights, grad_output=None, output=None, grad_value=None,

@@ -20,9 +20,10 @@ static inline int omp_get_thread_num(void) { return 0; }
 #if defined(__SSE2__) && defined(__SSE2_MATH__)
 #include <xmmintrin.h>
 typedef unsigned msda_fp_mode;
+static inline void msda_get_fp_mode(msda_fp_mode *mode) { *mode = _mm_getcsr(); }
 static inline void msda_default_fp_mode(msda_fp_mode *saved)
 {
-    *saved = _mm_getcsr();
+    msda_get_fp_mode(saved);
     _mm_setcsr(0x1F80); /* all exceptions masked, to nearest, subnormal numbers kept */
     __asm__ volatile("" : : : "memory"); /* keeps the compiler from moving work out from between the two */
 }
@@ -34,9 +35,10 @@ static inline void msda_restore_fp_mode(const msda_fp_mode *saved)
 #else
 #include <fenv.h>
 typedef fenv_t msda_fp_mode;
+static inline void msda_get_fp_mode(msda_fp_mode *mode) { fegetenv(mode); }
 static inline void msda_default_fp_mode(msda_fp_mode *saved)
 {
-    fegetenv(saved);
+    msda_get_fp_mode(saved);
     fesetenv(FE_DFL_ENV);
 }
 static inline void msda_restore_fp_mode(const msda_fp_mode *saved) { fesetenv(saved); }

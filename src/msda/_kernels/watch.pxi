@@ -7,6 +7,7 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals()
 
 cdef extern from "process.h" nogil:
+    void msda_get_fp_mode(msda_fp_mode* mode)
     void msda_default_fp_mode(msda_fp_mode* saved)
     void msda_restore_fp_mode(const msda_fp_mode* saved)
 
@@ -21,10 +22,13 @@ cdef enum:
 cdef void begin_watch(Call call):
     memset(&call.progress, 0, sizeof(Progress))
     call.progress.team = 1
+    msda_get_fp_mode(&call.callers_mode)
     call.progress.listening = threading.get_ident() == threading.main_thread().ident
 
 
 cdef int end_watch(Call call) except -1:
+    # LLVM's OpenMP runtime puts back the mode that it found; a handler may have left another one.
+    msda_restore_fp_mode(&call.callers_mode)
     # What the signal handler raised is still set.
     return -1 if call.progress.stop else 0
 
@@ -71,3 +75,4 @@ cdef void look_at_signals(Call call) noexcept nogil:
     with gil:
         if not call.progress.stop and PyErr_CheckSignals() != 0:
             msda_set(&call.progress.stop, 1)
+    msda_get_fp_mode(&call.callers_mode)
