@@ -335,6 +335,12 @@ class Mode:
         return found
 
 
+needs_mode = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in Mode._layouts,
+    reason="knows the floating-point environment of Linux on x86-64 and aarch64 only",
+)
+
+
 def openmp_runtime():
     """Return the file of the OpenMP runtime that the kernels use."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -437,19 +443,13 @@ def check_handler(num_threads):
     assert found == expected
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() not in Mode._layouts,
-    reason="knows the floating-point environment of Linux on x86-64 and aarch64 only",
-)
+@needs_mode
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_modes_that_a_signal_handler_switches_on(num_threads):
     python("import sys, test_bits; test_bits.check_handler(*sys.argv[1:])", str(num_threads))
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() not in Mode._layouts,
-    reason="knows the floating-point environment of Linux on x86-64 and aarch64 only",
-)
+@needs_mode
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("name", ["flush to zero", "round upward"])
 def test_modes_that_others_switch_on(name, order):
