@@ -494,12 +494,17 @@ class _Table:
             widest["dtype"] = FLOAT_NAMES
         if len({setting.threads for setting in settings}) > 1:
             widest["threads"] = []
-        widest["ours, ms"] = ["1234 +-123%"]
+        widest["ours, ms"] = ["0.00123 +-123%"]
         widest["ns/corner"] = []
         if len(settings) > 1:
-            widest["vs first"] = ["1.23 +-123%"]
+            widest["vs first"] = ["0.123 +-123%"]
         if peers:
-            widest |= {"against": peers, "theirs, ms": ["1234 +-123%"], "theirs / ours": [], "differs by": []}
+            widest |= {
+                "against": peers,
+                "theirs, ms": ["0.00123 +-123%"],
+                "theirs / ours": [],
+                "differs by": [],
+            }
         self._widths = {name: max(map(len, [name, *cells])) for name, cells in widest.items()}
 
     def heading(self) -> str:
