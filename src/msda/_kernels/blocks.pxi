@@ -4,19 +4,42 @@
 # rows knows whose sums it holds. Where the blocks of a unit follow each other in one slot, a block that comes to a
 # group with the sums of another moves them to those of the blocks before, and starts from +0; what no later block
 # comes to stays where it is. A block that has not touched a group would add zeros, which change no sum.
+#
+# Sums of a group that is sent away are parked, exactly as they are: in the caller's array if it can hold them, where
+# they mostly stay for good.
 
 cdef enum:
-    # Whose sums a group holds; other numbers are those of blocks.
-    NOBODYS = -1    # all are +0
-    UNKNOWN = -2    # the memory has just been allocated
+    NOBODYS = -1    # whose sums a group holds, if not a block's: none
 
 
-cdef void clear_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
-    # All of it, whether or not all belongs to this unit: its number speaks for all.
-    cdef Py_ssize_t row
-    for row in range(group * GROUP_ROWS, group_end(group, call.parts.most_rows)):
-        memset(slot.grad_base + row * call.grad_step, 0, call.row_bytes)
-    slot.block_of_group[group] = NOBODYS
+cdef bint can_park(Call call) noexcept nogil:
+    # Whether rows of the caller's array can hold sums.
+    return call.grad_value.code == (FLOAT64 if call.is_double else FLOAT32) \
+        and (call.grad_value.strides[3] == call.real_size or call.channels == 1)
+
+
+cdef inline char* parked_row(Slot* slot, Py_ssize_t row) noexcept nogil:
+    return slot.parked + row * slot.parked_step
+
+
+cdef void park_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
+    cdef Py_ssize_t row, size = call.channels * call.real_size, place = packed_at(call, slot, group * GROUP_ROWS)
+    for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
+        # The next group is likely to be parked next, and another packed in its place.
+        if row + ROWS_AHEAD < unit.rows:
+            prefetch_lines(parked_row(slot, row + ROWS_AHEAD), size - 1, True)
+        prefetch_lines(slot.packed + place + ROWS_AHEAD * call.value_step, call.value_step - 1, True)
+        memcpy(parked_row(slot, row), slot.grad_base + place, size)
+        place += call.value_step
+
+
+cdef void fetch_parked(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
+    cdef Py_ssize_t row, size = call.channels * call.real_size
+    cdef char* sums = slot.grad_base + packed_at(call, slot, group * GROUP_ROWS)
+    for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
+        memcpy(sums, parked_row(slot, row), size)
+        memset(sums + size, 0, call.row_bytes - size)
+        sums += call.grad_step
 
 
 cdef void begin_grad_value(Call call, Slot* slot, Py_ssize_t rows, bint calling_thread) noexcept nogil:
@@ -25,10 +48,7 @@ cdef void begin_grad_value(Call call, Slot* slot, Py_ssize_t rows, bint calling_
     if call.packed:
         for group in range(row_groups(rows)):
             slot.in_earlier[group] = 0
-            if slot.block_of_group[group] != NOBODYS:
-                if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
-                    return
-                clear_group(call, slot, group)
+            slot.block_of_group[group] = NOBODYS
     elif call.clear_grad_value and call.channels > 0:
         for row in range(rows):
             if row % GROUP_ROWS == 0 and not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
@@ -42,31 +62,56 @@ cdef inline void add_row(real* restrict total, const real* restrict row, Py_ssiz
         total[channel] = total[channel] + row[channel]
 
 
-cdef void move_group(Call call, Slot* slot, Py_ssize_t group, real kind) noexcept nogil:
+# Where the sums of a group's rows lie.
+cdef struct Sums:
+    char* row
+    Py_ssize_t step
+
+
+cdef inline Sums sums_of_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
+    cdef Sums sums
+    if slot.block_of_group[group] == NOBODYS:
+        sums.row = slot.outside_value # zeros
+        sums.step = 0
+    elif is_there(slot, group):
+        sums.row = slot.grad_base + packed_at(call, slot, group * GROUP_ROWS)
+        sums.step = call.grad_step
+    else:
+        sums.row = parked_row(slot, group * GROUP_ROWS)
+        sums.step = slot.parked_step
+    return sums
+
+
+cdef void move_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
     # The group's sums to those of the blocks before.
     cdef Py_ssize_t row
+    cdef Sums sums = sums_of_group(call, slot, group)
     cdef real* earlier
-    cdef real* sums
-    for row in range(group * GROUP_ROWS, group_end(group, call.parts.most_rows)):
+    for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
         earlier = <real*>slot.earlier_blocks + row * call.padded_channels
-        sums = <real*>(slot.grad_base + row * call.grad_step)
         if slot.in_earlier[group]:
-            add_row(earlier, sums, call.padded_channels)
+            add_row(earlier, <const real*>sums.row, call.channels)
         else:
-            memcpy(earlier, sums, call.row_bytes)
+            memcpy(earlier, sums.row, call.channels * sizeof(real))
+        sums.row += sums.step
     slot.in_earlier[group] = 1
 
 
-cdef void claim(Call call, Slot* slot, Py_ssize_t group, Py_ssize_t block, bint calling_thread,
+cdef void claim(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, Py_ssize_t block, bint calling_thread,
                 real kind) noexcept nogil:
     # The group holds the block's sums from now on; those of an earlier block make room for them.
-    if slot.block_of_group[group] != block:
-        if slot.block_of_group[group] != NOBODYS:
-            if not go_on(call, slot, calling_thread, 3 * GROUP_ROWS * call.channels):
-                return
-            move_group(call, slot, group, kind)
-            clear_group(call, slot, group)
-        slot.block_of_group[group] = block
+    cdef Py_ssize_t row
+    cdef char* sums = slot.grad_base + packed_at(call, slot, group * GROUP_ROWS)
+    if slot.block_of_group[group] == block:
+        return
+    if not go_on(call, slot, calling_thread, 3 * GROUP_ROWS * call.channels):
+        return
+    if slot.block_of_group[group] != NOBODYS:
+        move_group(call, slot, unit, group, kind)
+    for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
+        memset(sums, 0, call.row_bytes)
+        sums += call.grad_step
+    slot.block_of_group[group] = block
 
 
 cdef void store_grad_row(Call call, const Unit* unit, Py_ssize_t row, const real* sums) noexcept nogil:
@@ -83,20 +128,25 @@ cdef void finish_grad_value(Call call, Slot* slot, const Unit* unit, bint callin
     # All the blocks of a unit have been in this slot: their sums to the caller's array.
     cdef Py_ssize_t groups = row_groups(unit.rows), group, row, i
     cdef Py_ssize_t first = head_start(call, slot, groups)
-    cdef real* sums
+    cdef Sums sums
+    cdef real* earlier
+    # Where no value is read, it has received what corners outside were given.
+    memset(slot.outside_value, 0, call.row_bytes)
     for i in range(groups):
         group = (first + i) % groups
         if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
             return
+        sums = sums_of_group(call, slot, group)
+        if slot.parked_in_place and sums.row == parked_row(slot, group * GROUP_ROWS) and not slot.in_earlier[group]:
+            continue
         for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
-            sums = <real*>(slot.grad_base + row * call.grad_step)
             if slot.in_earlier[group]:
-                add_row(<real*>slot.earlier_blocks + row * call.padded_channels, sums, call.padded_channels)
-                sums = <real*>slot.earlier_blocks + row * call.padded_channels
-            store_grad_row(call, unit, row, <const real*>sums)
-        if slot.block_of_group[group] != NOBODYS and call.units() > call.threads:
-            # For the next unit, while the rows are in the cache.
-            clear_group(call, slot, group)
+                earlier = <real*>slot.earlier_blocks + row * call.padded_channels
+                add_row(earlier, <const real*>sums.row, call.channels)
+                store_grad_row(call, unit, row, <const real*>earlier)
+            else:
+                store_grad_row(call, unit, row, <const real*>sums.row)
+            sums.row += sums.step
 
 
 cdef void fold_blocks(Call call, const Unit* unit, Py_ssize_t group, Slot* slots, Py_ssize_t count, bint begins,

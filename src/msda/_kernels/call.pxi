@@ -72,9 +72,17 @@ cdef struct Slot:
     const char* callers_value # where the first of them lies in the caller's array
     char* packed
     Py_ssize_t packed_unit  # whose they are
-    uint8_t* is_packed      # for each group of rows: whether its rows of value are there yet
-    Py_ssize_t unpacked     # groups whose are not
+    #   in groups, which lie in places: each in its own, or all in turn in those of a window
+    Py_ssize_t* group_at    # for each place: the group that is there
+    Py_ssize_t unpacked     # groups that are nowhere
+    Py_ssize_t place_mask   # group & place_mask: its place
+    Py_ssize_t row_mask     # row & row_mask: the row's, in rows
+    Py_ssize_t window_bytes # where rows go on at the beginning
+    Py_ssize_t may_be_sent_away # so many groups, or the window does not pay
     int64_t* block_of_group # for each group of rows: the block whose sums it holds
+    char* parked            # the sums of groups that were sent away, row by row
+    Py_ssize_t parked_step
+    bint parked_in_place    # in the caller's array
     void* earlier_blocks    # the sums of the blocks before that one,
     uint8_t* in_earlier     #   for which groups there are some
     double* lowest_row      # for each sample of a query: which rows it touches in this tile
@@ -236,6 +244,13 @@ cdef class Call:
     cdef bint carries_blocks(self) noexcept nogil:
         return self.adds_blocks() and self.chunks_apart
 
+    cdef bint has_windows(self) noexcept nogil:
+        cdef Py_ssize_t part
+        for part in range(self.parts.count):
+            if window_places(self, part) > 0:
+                return True
+        return False
+
     cdef char* lay_out(self, Slot* slot, char* base) noexcept nogil:
         # Points the slot into the memory from base on; gives its end. A NULL slot: only measures.
         cdef Slot unused
@@ -244,7 +259,7 @@ cdef class Call:
         cdef Py_ssize_t per_tile = \
             (self.most_samples * self.tile_queries + MSDA_PLACED - 1) // MSDA_PLACED * MSDA_PLACED
         cdef Py_ssize_t reals = per_tile * self.real_size
-        cdef Py_ssize_t groups = row_groups(self.parts.most_rows), group
+        cdef Py_ssize_t groups = row_groups(self.parts.most_rows)
         cdef int corner
         if slot == NULL:
             slot = &unused
@@ -279,8 +294,7 @@ cdef class Call:
         slot.earlier_blocks = cursor
         if self.packed:
             slot.packed = take(&cursor, self.value_step * self.parts.most_rows)
-            if self.reads_value():
-                slot.is_packed = <uint8_t*>take(&cursor, groups)
+            slot.group_at = <Py_ssize_t*>take(&cursor, 8 * groups)
             # msda_find_range reads and writes MSDA_PLACED of them, from any sample on.
             slot.lowest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
             slot.highest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
@@ -289,11 +303,13 @@ cdef class Call:
             if self.want_value:
                 slot.block_of_group = <int64_t*>take(&cursor, 8 * groups)
                 slot.in_earlier = <uint8_t*>take(&cursor, groups)
-                if base != NULL:
-                    for group in range(groups):
-                        slot.block_of_group[group] = UNKNOWN
                 if self.adds_blocks() and not self.chunks_apart:
                     slot.earlier_blocks = take(&cursor, self.row_bytes * self.parts.most_rows)
+                slot.parked_in_place = can_park(self)
+                slot.parked_step = self.grad_value.strides[1] if slot.parked_in_place else self.row_bytes
+                if not slot.parked_in_place and self.has_windows():
+                    slot.parked = take(&cursor, self.row_bytes * self.parts.most_rows)
+        slot.window_bytes = PY_SSIZE_T_MAX
         slot.levels_part = -1
         slot.packed_unit = -1
         slot.value_base = NULL

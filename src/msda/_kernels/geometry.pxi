@@ -10,6 +10,7 @@ cdef extern from "positions.h" nogil:
         CORNER_10 "MSDA_CORNER_10"
         CORNER_11 "MSDA_CORNER_11"
         ALL_CORNERS "MSDA_ALL_CORNERS"
+        GOES_ON "MSDA_GOES_ON"
         MSDA_PLACED
     void msda_find_corners_f32(const double* location, const double* width, const double* height,
                                const double* first_row, double* row, int64_t* corners, float* dx, float* dy)
@@ -76,14 +77,6 @@ cdef void find_corners(Slot* slot, real* dx, real* dy, Py_ssize_t n) noexcept no
         i += MSDA_PLACED
 
 
-cdef void find_rows(const double* restrict row, double step, int64_t* restrict offset,
-                    Py_ssize_t n) noexcept nogil:
-    # Row numbers to byte offsets.
-    cdef Py_ssize_t i
-    for i in range(n):
-        offset[i] = msda_to_int64(row[i] * step)
-
-
 cdef void find_weights(const real* restrict weight, const real* restrict dx, const real* restrict dy,
                        real* restrict w00, real* restrict w01, real* restrict w10, real* restrict w11,
                        Py_ssize_t n) noexcept nogil:
@@ -108,10 +101,7 @@ cdef void place_samples(Call call, Slot* slot, Py_ssize_t n, real kind) noexcept
     # All that is to be known of the n samples of a tile before rows are touched.
     cdef real* weight = <real*>slot.weight
     find_corners(slot, <real*>slot.dx, <real*>slot.dy, n)
-    find_rows(slot.row, <double>call.value_step, slot.value_row, n)
     if call.want_value:
-        if not call.packed:
-            find_rows(slot.row, <double>call.grad_step, slot.grad_row, n)
         find_weights(weight, <real*>slot.dx, <real*>slot.dy, <real*>slot.corner_weight[0],
                      <real*>slot.corner_weight[1], <real*>slot.corner_weight[2],
                      <real*>slot.corner_weight[3], n)

@@ -23,6 +23,11 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
             slot.value_base = slot.outside_value
             slot.grad_base = slot.outside_grad
         return
+    if slot.packed_unit != unit.number:
+        slot.packed_unit = unit.number
+        give_places(call, slot, row_groups(unit.rows), window_places(call, unit.part))
+    if call.want_value and unit.rows > 0 and slot.parked_in_place:
+        slot.parked = <char*>head_of(&call.grad_value, b, first, h)
     slot.value_base = slot.packed
     slot.grad_base = slot.packed
     if not call.reads_value():
@@ -30,18 +35,12 @@ cdef void enter_unit(Call call, Slot* slot, const Unit* unit, real kind) noexcep
     slot.grad_base += call.row_bytes
     if unit.rows > 0:
         slot.callers_value = head_of(&call.value, b, first, h)
-    if slot.packed_unit != unit.number:
-        slot.packed_unit = unit.number
-        slot.unpacked = row_groups(unit.rows)
-        memset(slot.is_packed, 0, slot.unpacked)
 
 
 cdef void pack_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
     cdef Py_ssize_t row, channel, step = call.value.strides[1]
     cdef const char* from_ = slot.callers_value + group * GROUP_ROWS * step
-    cdef real* to = <real*>(slot.packed + group * GROUP_ROWS * call.value_step)
-    slot.is_packed[group] = 1
-    slot.unpacked -= 1
+    cdef real* to = <real*>(slot.packed + packed_at(call, slot, group * GROUP_ROWS))
     for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
         # The next group is likely to be packed next.
         if row + ROWS_AHEAD < unit.rows:

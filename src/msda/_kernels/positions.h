@@ -18,8 +18,12 @@ enum {
     MSDA_CORNER_01 = 2,
     MSDA_CORNER_10 = 4,
     MSDA_CORNER_11 = 8,
-    MSDA_ALL_CORNERS = 15
+    MSDA_ALL_CORNERS = 15,
+    MSDA_GOES_ON = 16 /* some lie beyond the end of a window of packed rows: at its beginning (groups.pxi) */
 };
+
+/* Few samples are: those that have corners outside of the map, or beyond the end of a window. */
+MSDA_INLINE int msda_at_border(int64_t corners) { return __builtin_expect(corners != MSDA_ALL_CORNERS, 0); }
 
 /* As many as a vector holds: of wider ones gcc compares lane by lane. */
 enum { MSDA_PLACED = MSDA_VECTOR_BYTES / 8 };

@@ -129,7 +129,7 @@ cdef void run_queries(Call call, const Unit* unit, Py_ssize_t chunk, Py_ssize_t 
     cdef Py_ssize_t part = unit.part
     cdef Py_ssize_t samples = call.parts.level_count(part) * call.points, count
     if call.packed:
-        begin_groups(call, slot, part)
+        forget_ready(call, slot, part)
     if samples == 0 and not call.forward_pass:
         q = end
     while q < end and go_on(call, slot, calling_thread, call.tile_queries * (samples + 1) * (call.padded_channels + 16)):
@@ -139,6 +139,7 @@ cdef void run_queries(Call call, const Unit* unit, Py_ssize_t chunk, Py_ssize_t 
             place_samples(call, slot, count * samples, kind)
             if call.packed:
                 come_to_groups(call, slot, unit, samples, count, chunk, calling_thread, kind)
+            find_corner_rows(call, slot, unit, count * samples)
         if call.forward_pass:
             forward_tile(call, slot, samples, q, count, end, kind)
         else:
