@@ -8,7 +8,8 @@ depends on the number of threads: the choices below change speed and memory, nev
   in ascending order. One thread takes all the blocks of a unit (batch element, head, part), one after the other,
   unless there are more threads than units. Without a gradient of value chunks are cut as the threads want.
 - Parts. A row of value belongs to one level, so levels can be apart unless their rows overlap; those stay in
-  one part, in order. Each query's data are fetched once for each part, which costs `PART_COST`.
+  one part, in order. Each query's data are fetched once for each part, which costs `PART_COST`. That pays where
+  it makes work for more threads, and where a large level would drive the rows of the others out of the caches.
 - Packing. The rows of a head lie num_heads rows apart. Copying them side by side, in the compute dtype, pays
   where they are touched often; where not, rows are touched in the caller's arrays, if those allow it.
 """
@@ -32,6 +33,9 @@ FEW_KEYS = 1024
 
 #: The work of all parts of a unit, compared with that of the unit in one.
 PART_COST = 1.6
+
+#: Bytes of the packed rows of a level, those of the gradient included, from which on it is better a part by itself.
+LARGE_LEVEL = 8_000_000
 
 #: Work items wanted for each thread where chunks of queries can be cut freely.
 ITEMS_PER_THREAD = 4
@@ -75,7 +79,7 @@ def _kept(inputs: Inputs, make: Callable[..., Plan], threads: int, *arguments: b
     plans = inputs.shapes.plans
     is_double = inputs.compute.itemsize == 8
     # Whoever changes one of these numbers is given other plans.
-    key = (make, is_double, threads, arguments, TOUCHES_TO_PACK, PART_COST, reference.QUERY_BLOCK)
+    key = (make, is_double, threads, arguments, TOUCHES_TO_PACK, PART_COST, LARGE_LEVEL, reference.QUERY_BLOCK)
     found = plans.get(key)
     if found is None:
         if len(plans) >= 64:
@@ -107,9 +111,13 @@ def _backward(shapes: Shapes, is_double: bool, threads: int, in_place: bool, cle
     blocks = max(1, reference.query_block_count(shapes.weights[1])) if adds else 1
     # The private sum of a block can be the caller's array only where there is one block.
     packed = blocks > 1 or not in_place or _worth_packing(shapes)
-    parts, apart = _one_part(shapes), False
+    apart = False
     if threads > _units(shapes) > 0:
         parts, apart = _cut_finer(shapes, threads, blocks)
+    elif packed:
+        parts = _large_levels_apart(shapes, 2 * shapes.value[3] * (8 if is_double else 4))
+    else:
+        parts = _one_part(shapes)
     return _plan(shapes, is_double, threads, blocks, apart, packed, clear_grad_value, parts)
 
 
@@ -157,6 +165,20 @@ def _level_parts(shapes: Shapes) -> list[_Part]:
     return [
         _Part(sorted(part.levels), begin, end) for part, begin, end in zip(parts, begins, ends, strict=True)
     ]
+
+
+def _large_levels_apart(shapes: Shapes, row_bytes: int) -> list[_Part]:
+    parts: list[_Part] = []
+    after_large = True
+    for part in _level_parts(shapes):
+        large = (part.end - part.begin) * row_bytes >= LARGE_LEVEL
+        if large or after_large:
+            parts.append(part)
+        else:
+            before = parts[-1]
+            parts[-1] = _Part(sorted([*before.levels, *part.levels]), before.begin, part.end)
+        after_large = large
+    return parts
 
 
 def _cut_finer(shapes: Shapes, threads: int, blocks: int) -> tuple[list[_Part], bool]:
