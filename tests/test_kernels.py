@@ -208,6 +208,39 @@ def test_one_image_has_work_for_64_threads():
     assert max(map(max, work)) < 1.001 * min(map(min, work))
 
 
+# levels, starts, which of them are large -> the parts
+LARGE_LEVELS = {
+    "the first": ([(30, 30), (9, 9), (5, 5)], None, [1, 2]),
+    "the last": ([(5, 5), (9, 9), (30, 30)], None, [2, 1]),
+    "in the middle": ([(5, 5), (30, 30), (9, 9)], None, [1, 1, 1]),
+    "two": ([(30, 30), (40, 30), (9, 9), (5, 5)], None, [1, 1, 2]),
+    "all": ([(30, 30), (40, 30)], None, [1, 1]),
+    "none": ([(9, 9), (5, 5)], None, [2]),
+    "alone": ([(30, 30)], None, [1]),
+    "two that overlap": ([(30, 30), (9, 9), (30, 30), (5, 5)], [0, 1300, 400, 1400], [2, 2]),
+}
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("name", LARGE_LEVELS)
+def test_large_levels_are_apart(name, num_threads, plans, monkeypatch):
+    levels, starts, level_counts = LARGE_LEVELS[name]
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
+    keys = 1500 if starts else None
+    problem = random_problem(
+        np.random.default_rng(22), levels, starts, keys, heads=2, channels=19, queries=40
+    )
+    assert_defined(problem, num_threads=num_threads)
+    assert plans[-1].parts.count == 1
+    monkeypatch.setattr(plan, "LARGE_LEVEL", 30 * 30 * 2 * 19 * 4)
+    assert_defined(problem, num_threads=num_threads)
+    assert plans[-1].parts.level_counts == level_counts
+    # Where there are few touches, rows stay in the caller's arrays, and levels together.
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", np.inf)
+    assert_defined(problem, num_threads=num_threads)
+    assert plans[-1].parts.count == 1
+
+
 @pytest.mark.parametrize("wrt", [None, ("sampling_locations", "attention_weights")], ids=["forward", "dots"])
 @pytest.mark.parametrize("touches", [0, np.inf], ids=["packed", "in place"])
 @pytest.mark.parametrize("num_threads", TEAMS)
@@ -318,6 +351,56 @@ def test_queries_after_all_rows_have_been_packed(num_threads, plans, monkeypatch
     for name in wrt:
         assert_same(getattr(dots, name), expected["grad_" + name])
     assert all(each.packed for each in plans)
+
+
+# Where on a large map the queries sample, one after the other, as shares of its height.
+PATHS = {
+    "down": lambda t, rng: t,
+    "up": lambda t, rng: 1 - t,
+    "twice": lambda t, rng: 2 * t % 1,
+    "to and fro": lambda t, rng: 0.5 + 0.5 * np.sin(15 * t),
+    "down, with single queries elsewhere": lambda t, rng: np.where(
+        rng.random(t.shape) < 0.02, rng.random(t.shape), t
+    ),
+    "in two places in turn": lambda t, rng: 0.4 * t + 0.6 * (np.arange(len(t)) // 50 % 2),
+    "everywhere": lambda t, rng: rng.random(t.shape),
+    "jumping": lambda t, rng: np.repeat(rng.random(-(-len(t) // 70)), 70)[: len(t)],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_window_on_a_large_map(path, dtype, plans, monkeypatch):
+    """Rows take turns in packed memory; test_scratch_memory_of_a_window sees that such a map has one."""
+    monkeypatch.setattr(reference, "QUERY_BLOCK", 200)
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
+    rng = np.random.default_rng(21)
+    # Alone, and with a level before it and rows that belong to none.
+    for shapes, starts, keys, large in (
+        ([(200, 3)], None, 600, np.inf),
+        ([(2, 5), (220, 3)], [700, 20], 710, 100_000),
+    ):
+        monkeypatch.setattr(plan, "LARGE_LEVEL", large)
+        problem = random_problem(
+            rng, shapes, starts, keys, heads=2, channels=515, queries=450, points=4, dtypes=dtype
+        )
+        t = (np.arange(450) + 0.5) / 450
+        rows = PATHS[path](t, rng).reshape(1, -1, 1, 1, 1)
+        noise = rng.normal(0, 0.006, problem.attention_weights.shape)
+        problem.sampling_locations[..., 1] = rows + noise
+        problem.grad_output[...] *= (2.0 ** rng.integers(-6, 6, (1, 450, 1))).astype(dtype)
+        expected = assert_defined(problem, num_threads=2)
+        assert plans[-1].packed
+        assert plans[-1].parts.count == len(shapes)
+        # Sums that are sent away lie in the caller's array, if it can hold them.
+        strided = np.full((1, keys, 2, 2 * 515), np.nan, dtype)[..., ::2]
+        upside_down = np.full((1, keys, 2, 515), np.nan, dtype)[:, ::-1]
+        for out in (strided, upside_down):
+            msda.backward(*problem, num_threads=2, out=(out, None, None))
+            assert_same(np.ascontiguousarray(out), expected["grad_value"])
+        for wrt in (("value",), ("sampling_locations",)):
+            gradients = msda.backward(*problem, wrt=wrt, num_threads=2)
+            assert_same(getattr(gradients, wrt[0]), expected["grad_" + wrt[0]], wrt)
 
 
 def test_the_number_of_blocks_is_part_of_the_result(monkeypatch):

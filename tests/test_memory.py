@@ -117,6 +117,24 @@ def test_scratch_memory_of_wide_rows():
     assert scratch_bytes(inputs, np.zeros((1, 3, 1 << 18), np.float32), 1) < 24 * (4 << 18)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_scratch_memory_of_a_window(num_threads, monkeypatch):
+    """Sums that leave it go to the gradient of value; where that can't hold them, they have memory of their own."""
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
+    channels, queries = 515, 400
+
+    def scratch(height, dtype):
+        value = np.zeros((1, 3 * height, 2, channels), dtype)
+        locations = np.zeros((1, queries, 2, 1, 4, 2), dtype)
+        weights = np.zeros((1, queries, 2, 1, 4), dtype)
+        inputs = (value, [(height, 3)], None, locations, weights)
+        return scratch_bytes(inputs, np.zeros((1, queries, 2 * channels), dtype), num_threads)
+
+    assert scratch(100, np.float16) == scratch(100, np.float32)  # too small for a window
+    more = scratch(200, np.float16) - scratch(200, np.float32)
+    assert num_threads * 600 * 4 * channels <= more < num_threads * 600 * 4 * (channels + 16)
+
+
 @pytest.fixture(scope="module")
 def encoder():
     return workloads.make("encoder")

@@ -79,7 +79,16 @@ def _kept(inputs: Inputs, make: Callable[..., Plan], threads: int, *arguments: b
     plans = inputs.shapes.plans
     is_double = inputs.compute.itemsize == 8
     # Whoever changes one of these numbers is given other plans.
-    key = (make, is_double, threads, arguments, TOUCHES_TO_PACK, PART_COST, LARGE_LEVEL, reference.QUERY_BLOCK)
+    key = (
+        make,
+        is_double,
+        threads,
+        arguments,
+        TOUCHES_TO_PACK,
+        PART_COST,
+        LARGE_LEVEL,
+        reference.QUERY_BLOCK,
+    )
     found = plans.get(key)
     if found is None:
         if len(plans) >= 64:
