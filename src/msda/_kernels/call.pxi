@@ -78,7 +78,8 @@ cdef struct Slot:
     Py_ssize_t place_mask   # group & place_mask: its place
     Py_ssize_t row_mask     # row & row_mask: the row's, in rows
     Py_ssize_t window_bytes # where rows go on at the beginning
-    Py_ssize_t may_be_sent_away # so many groups, or the window does not pay
+    uint8_t* has_left       # for each group: whether it has been sent away
+    Py_ssize_t may_come_back # so many groups, or the window does not pay
     int64_t* block_of_group # for each group of rows: the block whose sums it holds
     char* parked            # the sums of groups that were sent away, row by row
     Py_ssize_t parked_step
@@ -295,6 +296,7 @@ cdef class Call:
         if self.packed:
             slot.packed = take(&cursor, self.value_step * self.parts.most_rows)
             slot.group_at = <Py_ssize_t*>take(&cursor, 8 * groups)
+            slot.has_left = <uint8_t*>take(&cursor, groups)
             # msda_find_range reads and writes MSDA_PLACED of them, from any sample on.
             slot.lowest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))
             slot.highest_row = <double*>take(&cursor, 8 * (per_query + MSDA_PLACED))

@@ -6,7 +6,7 @@
 #
 # Of a large map the groups have no places of their own: they take turns in a window, which stays in the caches. Group g
 # has the place g modulo the number of places. One that is come to sends the one there away, which may come back. Where
-# queries jump about, and send groups away for little work, the window is given up, and each group has its own place.
+# many do, because queries jump about, the window is given up, and each group has its own place.
 
 cdef enum:
     GROUP_ROWS = 64
@@ -15,8 +15,9 @@ cdef enum:
     # A window has room for so many lines of pixels, twice the usual offsets up and down, and is not smaller than this.
     WINDOW_LINES = 32
     SMALLEST_WINDOW = 1 << 20
-    # How many groups the tiles may send away, each, and at first.
-    SENT_AWAY_BY_A_TILE = 4
+    # As many groups may come back, at first and after so many tiles.
+    MAY_COME_BACK = 16
+    TILES_FOR_ONE_MORE = 4
 
 
 cdef inline Py_ssize_t row_groups(Py_ssize_t rows) noexcept nogil:
@@ -59,8 +60,9 @@ cdef void give_places(Call call, Slot* slot, Py_ssize_t groups, Py_ssize_t place
     slot.place_mask = places - 1
     slot.row_mask = places * GROUP_ROWS - 1
     slot.window_bytes = places * GROUP_ROWS * call.value_step if places else PY_SSIZE_T_MAX
-    slot.may_be_sent_away = places
+    slot.may_come_back = MAY_COME_BACK * TILES_FOR_ONE_MORE
     slot.unpacked = groups
+    memset(slot.has_left, 0, groups)
     for place in range(places if places else groups):
         slot.group_at[place] = NO_GROUP
 
@@ -84,8 +86,8 @@ cdef void send_away(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, r
     if call.want_value and slot.block_of_group[group] != NOBODYS:
         park_group(call, slot, unit, group, kind)
     slot.group_at[place_of(slot, group)] = NO_GROUP
+    slot.has_left[group] = 1
     slot.unpacked += 1
-    slot.may_be_sent_away -= 1
     # A window belongs to one level. The groups known to be ready are neighbours, at most as many as there are places:
     # the one that comes is a neighbour of theirs, so the one that leaves is the first of them or the last, or none.
     if group == slot.first_group[0]:
@@ -115,6 +117,8 @@ cdef void make_ready(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, 
             return
         if other != NO_GROUP:
             send_away(call, slot, unit, other, kind)
+        if slot.has_left[group]:
+            slot.may_come_back -= TILES_FOR_ONE_MORE
         if call.reads_value():
             pack_group(call, slot, unit, group, kind)
         if call.want_value and slot.block_of_group[group] == block:
@@ -145,10 +149,13 @@ cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t sam
         first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
         last = min(unit.rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
         if slot.place_mask != OWN_PLACES:
-            slot.may_be_sent_away += SENT_AWAY_BY_A_TILE
-            if last - first > slot.place_mask or slot.may_be_sent_away < 0:
+            slot.may_come_back += 1
+            if last - first > slot.place_mask or slot.may_come_back < 0:
                 give_up_window(call, slot, unit, calling_thread, kind)
-        if first > slot.last_group[k] + 1 or last + 1 < slot.first_group[k]:
+            elif first > slot.last_group[k] + 1 or last + 1 < slot.first_group[k]:
+                # Those between need not be there.
+                forget_ready(call, slot, part)
+        if slot.first_group[k] > slot.last_group[k]:
             slot.first_group[k], slot.last_group[k] = first, first - 1 # none yet
         while first < slot.first_group[k]:
             make_ready(call, slot, unit, slot.first_group[k] - 1, block, calling_thread, kind)
