@@ -396,7 +396,8 @@ def test_a_window_on_a_large_map(path, dtype, plans, monkeypatch):
         # Sums that are sent away lie in the caller's array, if it can hold them.
         strided = np.full((1, keys, 2, 2 * channels), np.nan, dtype)[..., ::2]
         upside_down = np.full((1, keys, 2, channels), np.nan, dtype)[:, ::-1]
-        for out in (strided, upside_down):
+        one_byte_off = np.empty(upside_down.nbytes + 1, np.uint8)[1:].view(dtype).reshape(upside_down.shape)
+        for out in (strided, upside_down, one_byte_off):
             msda.backward(*problem, num_threads=2, out=(out, None, None))
             assert_same(np.ascontiguousarray(out), expected["grad_value"])
         for wrt in (("value",), ("sampling_locations",)):

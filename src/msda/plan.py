@@ -34,8 +34,9 @@ FEW_KEYS = 1024
 #: The work of all parts of a unit, compared with that of the unit in one.
 PART_COST = 1.6
 
-#: Bytes of the packed rows of a level, those of the gradient included, from which on it is better a part by itself.
-LARGE_LEVEL = 8_000_000
+#: Bytes of the packed rows of a level, those of the gradient included, from which on it is a part by itself
+#: (docs/performance.md).
+LARGE_LEVEL = 8_500_000
 
 #: Work items wanted for each thread where chunks of queries can be cut freely.
 ITEMS_PER_THREAD = 4

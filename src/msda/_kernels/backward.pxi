@@ -74,7 +74,8 @@ cdef inline void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py
             by_location[2 * i] = 0
             by_location[2 * i + 1] = 0
             continue
-        v = corner_rows(value_base, value_row[i], value_step, value_below[s], corners[i], outside, slot.window_bytes)
+        v = corner_rows(value_base, value_row[i], value_step, value_below[s], corners[i], outside,
+                        slot.window_bytes if packed and want_value else 0)
         if want_dots:
             dots(v, g, slot, i, channels, &dot, &dot_x, &dot_y)
             by_weight[i] = dot
@@ -86,7 +87,7 @@ cdef inline void touch_samples(Call call, const Slot* slot, Py_ssize_t first, Py
             else:
                 scatter(
                     corner_rows(slot.grad_base, slot.grad_row[i], call.grad_step, slot.grad_below[s],
-                                corners[i], slot.outside_grad, slot.window_bytes),
+                                corners[i], slot.outside_grad, 0),
                     g, slot, i, channels)
 
 

@@ -14,8 +14,15 @@ cdef enum:
 
 cdef bint can_park(Call call) noexcept nogil:
     # Whether rows of the caller's array can hold sums.
-    return call.grad_value.code == (FLOAT64 if call.is_double else FLOAT32) \
-        and (call.grad_value.strides[3] == call.real_size or call.channels == 1)
+    cdef int axis
+    if call.grad_value.code != (FLOAT64 if call.is_double else FLOAT32) \
+            or call.grad_value.strides[3] != call.real_size and call.channels > 1 \
+            or <uintptr_t>call.grad_value.lent.buf % call.real_size:
+        return False
+    for axis in range(3):
+        if call.grad_value.shape[axis] > 1 and call.grad_value.strides[axis] % call.real_size:
+            return False
+    return True
 
 
 cdef inline char* parked_row(Slot* slot, Py_ssize_t row) noexcept nogil:
@@ -138,6 +145,7 @@ cdef void finish_grad_value(Call call, Slot* slot, const Unit* unit, bint callin
             return
         sums = sums_of_group(call, slot, group)
         if slot.parked_in_place and sums.row == parked_row(slot, group * GROUP_ROWS) and not slot.in_earlier[group]:
+            # Those of one block alone are there already.
             continue
         for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
             if slot.in_earlier[group]:

@@ -56,7 +56,7 @@ cdef inline void sum_block(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t
             if fetched_bytes > 0 and i + SAMPLES_AHEAD < last and corners[i + SAMPLES_AHEAD] == ALL_CORNERS:
                 prefetch_rows(base, value_row[i + SAMPLES_AHEAD], step, value_below[s + SAMPLES_AHEAD], fetched_bytes)
             if corners[i]:
-                v = corner_rows(base, value_row[i], step, value_below[s], corners[i], outside, slot.window_bytes)
+                v = corner_rows(base, value_row[i], step, value_below[s], corners[i], outside, 0)
                 if real is float:
                     msda_add_sample_to_block_f32(
                         &level_f32, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,
@@ -94,7 +94,7 @@ cdef void sum_rest(Call call, const Slot* slot, Py_ssize_t i, Py_ssize_t samples
             if slot.corners[i]:
                 v = corner_rows(slot.value_base + channel * call.real_size, slot.value_row[i], call.value_step,
                                 slot.value_below[s], slot.corners[i],
-                                slot.outside_value + channel * call.real_size, slot.window_bytes)
+                                slot.outside_value + channel * call.real_size, 0)
                 if real is float:
                     msda_add_sample_f32(
                         level_sum, <real*>v.corner_00, <real*>v.corner_01, <real*>v.corner_10,

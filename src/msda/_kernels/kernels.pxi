@@ -11,6 +11,7 @@
 #   queries.pxi    what a unit has of the caller's arrays for each query
 #   geometry.pxi   where a sample lies: positions, corners, weights
 #   touching.pxi   the rows of a sample's corners
+#   windows.pxi    where packed rows lie: of a large map in turn
 #   groups.pxi     the packed rows that a tile of queries comes to
 #   packing.pxi    a head's rows of value, and room for those of its gradient, beside each other
 #   blocks.pxi     the gradient of value: the sums of query blocks, and of all
@@ -45,6 +46,7 @@ include "prefetch.pxi"
 include "queries.pxi"
 include "geometry.pxi"
 include "touching.pxi"
+include "windows.pxi"
 include "groups.pxi"
 include "packing.pxi"
 include "blocks.pxi"

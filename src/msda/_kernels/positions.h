@@ -22,8 +22,8 @@ enum {
     MSDA_GOES_ON = 16 /* some lie beyond the end of a window of packed rows: at its beginning (groups.pxi) */
 };
 
-/* Few samples are: those that have corners outside of the map, or beyond the end of a window. */
-MSDA_INLINE int msda_at_border(int64_t corners) { return __builtin_expect(corners != MSDA_ALL_CORNERS, 0); }
+/* Few samples do. */
+MSDA_INLINE int msda_goes_on(int64_t corners) { return __builtin_expect(corners & MSDA_GOES_ON, 0) != 0; }
 
 /* As many as a vector holds: of wider ones gcc compares lane by lane. */
 enum { MSDA_PLACED = MSDA_VECTOR_BYTES / 8 };

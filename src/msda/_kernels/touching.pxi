@@ -1,7 +1,10 @@
 # The rows of a sample's corners: where they are, and fetching those of the next samples ahead.
+#
+# Rows of a window (windows.pxi) go on at its beginning. Where they are read alone, copies of the first ones lie behind
+# the end, so that nobody needs to look; sums can't be in two places.
 
 cdef extern from "positions.h" nogil:
-    bint msda_at_border(int64_t corners)
+    bint msda_goes_on(int64_t corners)
 
 
 cdef struct Rows:
@@ -11,42 +14,38 @@ cdef struct Rows:
     char* corner_11
 
 
-cdef Rows rows_at_border(char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below, int64_t corners,
-                         char* outside, Py_ssize_t window_bytes) noexcept nogil:
-    # Of a map: some corners lie outside. Or of a window: the rows beyond its end are at its beginning.
+cdef inline Rows corner_rows(char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below, int64_t corners,
+                             char* outside, Py_ssize_t window_bytes) noexcept nogil:
+    # `offset` leads to the row of the corner 00, `right` and `below` from there to its neighbours. window_bytes: 0 where
+    # no row goes on at a window's beginning.
     cdef Rows rows
     rows.corner_00 = base + offset
     rows.corner_01 = base + offset + right
     rows.corner_10 = base + offset + below
     rows.corner_11 = base + offset + below + right
-    if corners & GOES_ON:
-        if offset + right >= window_bytes:
-            rows.corner_01 -= window_bytes
-        if offset + below >= window_bytes:
-            rows.corner_10 -= window_bytes
-        if offset + below + right >= window_bytes:
-            rows.corner_11 -= window_bytes
-    if not corners & CORNER_00:
-        rows.corner_00 = outside
-    if not corners & CORNER_01:
-        rows.corner_01 = outside
-    if not corners & CORNER_10:
-        rows.corner_10 = outside
-    if not corners & CORNER_11:
-        rows.corner_11 = outside
+    if corners != ALL_CORNERS:
+        # Few samples come here: those at the border of a map, and fewer at the end of a window.
+        if window_bytes > 0 and msda_goes_on(corners):
+            return rows_that_go_on(base, offset, right, below, corners, outside, window_bytes)
+        if not corners & CORNER_00:
+            rows.corner_00 = outside
+        if not corners & CORNER_01:
+            rows.corner_01 = outside
+        if not corners & CORNER_10:
+            rows.corner_10 = outside
+        if not corners & CORNER_11:
+            rows.corner_11 = outside
     return rows
 
 
-cdef inline Rows corner_rows(char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below, int64_t corners,
-                             char* outside, Py_ssize_t window_bytes) noexcept nogil:
-    # `offset` leads to the row of the corner 00, `right` and `below` from there to its neighbours.
+cdef Rows rows_that_go_on(char* base, int64_t offset, Py_ssize_t right, Py_ssize_t below, int64_t corners,
+                          char* outside, Py_ssize_t window_bytes) noexcept nogil:
+    # The same where some lie beyond the end of a window: at its beginning.
     cdef Rows rows
-    if msda_at_border(corners):
-        return rows_at_border(base, offset, right, below, corners, outside, window_bytes)
-    rows.corner_00 = base + offset
-    rows.corner_01 = base + offset + right
-    rows.corner_10 = base + offset + below
-    rows.corner_11 = base + offset + below + right
+    rows.corner_00 = base + offset if corners & CORNER_00 else outside
+    rows.corner_01 = base + (offset + right) % window_bytes if corners & CORNER_01 else outside
+    rows.corner_10 = base + (offset + below) % window_bytes if corners & CORNER_10 else outside
+    rows.corner_11 = base + (offset + below + right) % window_bytes if corners & CORNER_11 else outside
     return rows
 
 
@@ -58,23 +57,29 @@ cdef void find_rows(const double* restrict row, double step, int64_t* restrict o
         offset[i] = msda_to_int64(row[i] * step)
 
 
-cdef void find_rows_in_window(const double* restrict row, int64_t row_mask, int64_t step, int64_t width,
-                              int64_t* restrict offset, int64_t* restrict corners, Py_ssize_t n) noexcept nogil:
-    # The same in a window; marks the samples whose rows go on at its beginning.
+cdef void find_rows_in_window(const double* restrict row, int64_t row_mask, int64_t step, int64_t* restrict offset,
+                              Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i
-    cdef int64_t place
     for i in range(n):
-        place = msda_to_int64(row[i]) & row_mask
-        offset[i] = place * step
-        corners[i] |= GOES_ON if corners[i] != 0 and place + width >= row_mask else 0
+        offset[i] = (msda_to_int64(row[i]) & row_mask) * step
+
+
+cdef void mark_samples_that_go_on(const int64_t* restrict offset, int64_t most, int64_t* restrict corners,
+                                  Py_ssize_t n) noexcept nogil:
+    # Those whose offset is greater than `most`.
+    cdef Py_ssize_t i
+    for i in range(n):
+        corners[i] |= GOES_ON if corners[i] != 0 and offset[i] > most else 0
 
 
 cdef void find_corner_rows(Call call, Slot* slot, const Unit* unit, Py_ssize_t n) noexcept nogil:
     # Of the n samples of a tile.
     if call.packed and slot.place_mask != OWN_PLACES:
-        find_rows_in_window(slot.row, slot.row_mask, call.value_step,
-                            call.parts.levels[call.parts.members[call.parts.begin[unit.part]], 1],
-                            slot.value_row, slot.corners, n)
+        find_rows_in_window(slot.row, slot.row_mask, call.value_step, slot.value_row, n)
+        if call.want_value:
+            mark_samples_that_go_on(
+                slot.value_row, slot.window_bytes - rows_to_the_last_corner(call, unit.part) * call.value_step,
+                slot.corners, n)
         return
     find_rows(slot.row, <double>call.value_step, slot.value_row, n)
     if call.want_value and not call.packed:
