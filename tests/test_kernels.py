@@ -371,14 +371,14 @@ PATHS = {
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_window_on_a_large_map(path, dtype, plans, monkeypatch):
-    """Rows take turns in packed memory; test_scratch_memory_of_a_window sees that such a map has one."""
+    """Rows take turns in packed memory; test_scratch_memory_of_a_window sees that such maps have a window."""
     monkeypatch.setattr(reference, "QUERY_BLOCK", 320)
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
     rng = np.random.default_rng(21)
     channels = 259 if dtype == "float64" else 515
-    # Alone, and with a level before it and rows that belong to none.
+    # Alone, so large that a forward pass has a window too; and with a level before it and rows that belong to none.
     for shapes, starts, keys, large in (
-        ([(250, 3)], None, 750, np.inf),
+        ([(400, 3)], None, 1200, np.inf),
         ([(2, 5), (260, 3)], [800, 20], 810, 1_000_000),
     ):
         monkeypatch.setattr(plan, "LARGE_LEVEL", large)
