@@ -834,6 +834,7 @@ class Planned(NamedTuple):
     query_block: int
     cut: tuple[Any, ...] | None  # packed rows, parts, chunks, chunks apart; None: no matter
     value_dtype: str = "f2"  # so rows must be packed
+    in_order: bool = False  # the queries, down the map
 
     def prepare(self):
         """Run phase 1, for a plan that is cut as it should be. The settings of msda stay changed."""
@@ -842,6 +843,8 @@ class Planned(NamedTuple):
         reference.QUERY_BLOCK = self.query_block
         sketch = Sketch(**self.sizes)
         sketch.dtypes["value"] = np.dtype(self.value_dtype)
+        if self.in_order:
+            sketch.changes.append(lambda call: call["location"].sort(axis=1))
         call = sketch.call(np.random.default_rng(9))
         workspace_size, executor = prepared(call)
         plan = executor._plan
@@ -851,6 +854,9 @@ class Planned(NamedTuple):
         return call, workspace_size, executor
 
 
+# Of this map's packed rows less than half are there at a time.
+WINDOW = {"bs": 1, "levels": 1, "level": (400, 3), "channels": 256, "queries": 320, "points": 8}
+
 PLANS = {
     "packed": Planned({"queries": 40}, 1, 16384, (True, 1, 1, False)),
     "in place": Planned({"queries": 3, "level": (7, 9)}, 1, 16384, (False, 1, 1, False), "f4"),
@@ -858,6 +864,8 @@ PLANS = {
     "parts": Planned({"bs": 1, "heads": 1, "levels": 4, "queries": 20}, 2, 16384, (True, 4, 1, False)),
     "blocks in turn": Planned({"queries": 40}, 2, 8, (True, 1, 5, False)),
     "blocks apart": Planned({"bs": 1, "heads": 1, "queries": 40}, 3, 8, (True, 1, 5, True)),
+    "a window": Planned(WINDOW, 1, 160, (True, 1, 2, False), in_order=True),
+    "a window, sums in gradValue": Planned(WINDOW, 2, 160, (True, 1, 2, False), "f4", in_order=True),
 }
 
 

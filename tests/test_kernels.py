@@ -1,6 +1,7 @@
 """The kernels against the definition, by bytes; and both against mathematics."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from compare import (
     random_problem,
     results,
 )
-from msda import _kernels, arguments, plan, reference, threads
+from hostile import gaps_intact, hostile_out
+from msda import _kernels, api, arguments, plan, reference, threads
 from msda.cli import workloads
 
 REALS = ("float32", "float64")
@@ -208,7 +210,7 @@ def test_one_image_has_work_for_64_threads():
     assert max(map(max, work)) < 1.001 * min(map(min, work))
 
 
-# levels, starts, which of them are large -> the parts
+# levels, starts, how many levels each part has
 LARGE_LEVELS = {
     "the first": ([(30, 30), (9, 9), (5, 5)], None, [1, 2]),
     "the last": ([(5, 5), (9, 9), (30, 30)], None, [2, 1]),
@@ -238,6 +240,20 @@ def test_large_levels_are_apart(name, num_threads, plans, monkeypatch):
     # Where there are few touches, rows stay in the caller's arrays, and levels together.
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", np.inf)
     assert_defined(problem, num_threads=num_threads)
+    assert plans[-1].parts.count == 1
+    # But not the sums of several blocks.
+    monkeypatch.setattr(reference, "QUERY_BLOCK", 16)
+    assert_defined(problem, num_threads=num_threads)
+    assert plans[-1].parts.level_counts == level_counts and plans[-1].packed
+
+
+def test_rows_of_no_level_make_no_level_large(plans, monkeypatch):
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
+    monkeypatch.setattr(plan, "LARGE_LEVEL", 500 * 2 * 19 * 4)
+    problem = random_problem(
+        np.random.default_rng(22), [(9, 9), (5, 5)], [0, 900], 1500, channels=19, queries=40
+    )
+    assert_defined(problem)
     assert plans[-1].parts.count == 1
 
 
@@ -368,41 +384,96 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+# Maps of which less than half of the packed rows are there at a time: levels, starts, keys, channels, LARGE_LEVEL; and
+# for each part whether it has a window in a backward pass, and in a forward pass, where rows are half as large.
+LARGE_MAPS = {
+    "narrow": ([(400, 3)], None, 1200, 515, np.inf, [True], [True]),
+    "lines longer than a group": ([(130, 65)], None, 8450, 64, np.inf, [True], [True]),
+    "after a small one": ([(2, 5), (260, 3)], [800, 20], 810, 515, 1_000_000, [True, False], [False]),
+}
+
+
+def on_a_large_map(name, path, dtype):
+    shapes, starts, keys, channels, *_ = LARGE_MAPS[name]
+    rng = np.random.default_rng(21)
+    if dtype == "float64":
+        channels = channels // 2 + channels % 2
+    problem = random_problem(
+        rng, shapes, starts, keys, heads=2, channels=channels, queries=640, points=8, dtypes=dtype
+    )
+    t = (np.arange(640) + 0.5) / 640
+    noise = rng.normal(0, 0.004, problem.attention_weights.shape)
+    problem.sampling_locations[..., 1] = PATHS[path](t, rng).reshape(1, -1, 1, 1, 1) + noise
+    problem.grad_output[...] *= (2.0 ** rng.integers(-6, 6, (1, 640, 1))).astype(dtype)
+    return problem
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """For each call that a test makes, and for each of its parts, whether it has a window."""
+    made = []
+
+    def recorded(*args, **kwargs):
+        call = _kernels.Call(*args, **kwargs)
+        made.append([places > 0 for places in call.windows])
+        return call
+
+    monkeypatch.setattr(api, "_kernels", SimpleNamespace(Call=recorded))
+    return made
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("narrow", "float32"),
+        ("narrow", "float16"),
+        ("lines longer than a group", "float32"),
+        ("lines longer than a group", "float64"),
+        ("lines longer than a group", "float16"),
+        ("after a small one", "float32"),
+    ],
+)
 @pytest.mark.parametrize("path", PATHS)
-def test_a_window_on_a_large_map(path, dtype, plans, monkeypatch):
-    """Rows take turns in packed memory; test_scratch_memory_of_a_window sees that such maps have a window."""
+def test_a_window_on_a_large_map(name, path, dtype, plans, windows, used_memory, monkeypatch):
+    """Rows take turns in packed memory, whatever that holds at first."""
+    *_, large, in_backward, in_forward = LARGE_MAPS[name]
     monkeypatch.setattr(reference, "QUERY_BLOCK", 320)
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
-    rng = np.random.default_rng(21)
-    channels = 259 if dtype == "float64" else 515
-    # Alone, so large that a forward pass has a window too; and with a level before it and rows that belong to none.
-    for shapes, starts, keys, large in (
-        ([(400, 3)], None, 1200, np.inf),
-        ([(2, 5), (260, 3)], [800, 20], 810, 1_000_000),
-    ):
-        monkeypatch.setattr(plan, "LARGE_LEVEL", large)
-        problem = random_problem(
-            rng, shapes, starts, keys, heads=2, channels=channels, queries=640, points=8, dtypes=dtype
-        )
-        t = (np.arange(640) + 0.5) / 640
-        rows = PATHS[path](t, rng).reshape(1, -1, 1, 1, 1)
-        noise = rng.normal(0, 0.004, problem.attention_weights.shape)
-        problem.sampling_locations[..., 1] = rows + noise
-        problem.grad_output[...] *= (2.0 ** rng.integers(-6, 6, (1, 640, 1))).astype(dtype)
-        expected = assert_defined(problem, num_threads=2)
-        assert plans[-1].packed
-        assert plans[-1].parts.count == len(shapes)
-        # Sums that are sent away lie in the caller's array, if it can hold them.
-        strided = np.full((1, keys, 2, 2 * channels), np.nan, dtype)[..., ::2]
-        upside_down = np.full((1, keys, 2, channels), np.nan, dtype)[:, ::-1]
-        one_byte_off = np.empty(upside_down.nbytes + 1, np.uint8)[1:].view(dtype).reshape(upside_down.shape)
-        for out in (strided, upside_down, one_byte_off):
-            msda.backward(*problem, num_threads=2, out=(out, None, None))
-            assert_same(np.ascontiguousarray(out), expected["grad_value"])
-        for wrt in (("value",), ("sampling_locations",)):
-            gradients = msda.backward(*problem, wrt=wrt, num_threads=2)
-            assert_same(getattr(gradients, wrt[0]), expected["grad_" + wrt[0]], wrt)
+    monkeypatch.setattr(plan, "LARGE_LEVEL", large)
+    problem = on_a_large_map(name, path, dtype)
+    expected = assert_defined(problem, num_threads=1)  # one head after the other, in the same memory
+    assert windows == [in_forward, in_backward]
+    assert_same(results(problem, num_threads=2), expected)
+    assert windows[2:] == [in_forward, in_backward]
+    if threads._system.openmp():
+        # The output in pieces; blocks that are apart have no windows.
+        assert_same(results(problem, num_threads=3), expected)
+        assert windows[4] == in_forward and plans[-2].chunks > 1
+    for wrt in ("value", "sampling_locations"):
+        for num_threads in (1, 2):
+            gradients = msda.backward(*problem, wrt=wrt, num_threads=num_threads)
+            assert_same(getattr(gradients, wrt), expected["grad_" + wrt], wrt)
+    for memory, size in used_memory:
+        assert (memory[size:] == 0x3F).all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    "dtype, out_dtype",
+    [("float32", "float32"), ("float64", "float64"), ("float16", "float32"), ("float32", "float16")],
+)
+def test_sums_that_leave_a_window_wait_in_any_array(dtype, out_dtype, num_threads, windows, monkeypatch):
+    """In the caller's, if it can hold them."""
+    monkeypatch.setattr(reference, "QUERY_BLOCK", 320)
+    monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
+    problem = on_a_large_map("narrow", "to and fro", dtype)
+    wide = problem._replace(value=problem.value.astype(np.result_type(dtype, out_dtype)))
+    expected = reference.round_to(reference.backward(*wide).value, np.dtype(out_dtype))
+    for label, out in hostile_out(problem.value.shape, out_dtype):
+        msda.backward(*problem, wrt="value", out=(out, None, None), num_threads=num_threads)
+        assert windows[-1] == [True]
+        assert_same(out, expected, label)
+        assert gaps_intact(out), label
 
 
 def test_the_number_of_blocks_is_part_of_the_result(monkeypatch):

@@ -1,8 +1,8 @@
 """How a call is cut into work items, and whether a head's rows are packed.
 
 A work item is a batch element, a head and a chunk of the queries; where that makes too few items for the
-threads, also a part of the levels. Items write to places of their own, so nothing is shared and no result
-depends on the number of threads: the choices below change speed and memory, never a bit.
+threads, or where a level is large, also a part of the levels. Items write to places of their own, so nothing is
+shared and no result depends on the number of threads: the choices below change speed and memory, never a bit.
 
 - Chunks. With a gradient of value they are the query blocks of the definition, whose private sums are added
   in ascending order. One thread takes all the blocks of a unit (batch element, head, part), one after the other,
@@ -34,8 +34,8 @@ FEW_KEYS = 1024
 #: The work of all parts of a unit, compared with that of the unit in one.
 PART_COST = 1.6
 
-#: Bytes of the packed rows of a level, those of the gradient included, from which on it is a part by itself
-#: (docs/performance.md).
+#: Bytes of the rows of a level in the compute dtype, those of value and of its gradient, from which on it is a part
+#: by itself in a backward pass (docs/performance.md).
 LARGE_LEVEL = 8_500_000
 
 #: Work items wanted for each thread where chunks of queries can be cut freely.
@@ -180,8 +180,9 @@ def _level_parts(shapes: Shapes) -> list[_Part]:
 def _large_levels_apart(shapes: Shapes, row_bytes: int) -> list[_Part]:
     parts: list[_Part] = []
     after_large = True
+    pixels = shapes.levels[:, 0] * shapes.levels[:, 1]
     for part in _level_parts(shapes):
-        large = (part.end - part.begin) * row_bytes >= LARGE_LEVEL
+        large = row_bytes * int(pixels[part.levels].max(initial=0)) >= LARGE_LEVEL
         if large or after_large:
             parts.append(part)
         else:

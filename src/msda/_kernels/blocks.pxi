@@ -13,7 +13,8 @@ cdef enum:
 
 
 cdef bint can_park(Call call) noexcept nogil:
-    # Whether rows of the caller's array can hold sums.
+    # Whether rows of the caller's array can hold sums. They are added to and stored as reals, so they must be aligned,
+    # as those that are touched in place (plan.py) need not be.
     cdef int axis
     if call.grad_value.code != (FLOAT64 if call.is_double else FLOAT32) \
             or call.grad_value.strides[3] != call.real_size and call.channels > 1 \
@@ -29,18 +30,18 @@ cdef inline char* parked_row(Slot* slot, Py_ssize_t row) noexcept nogil:
     return slot.parked + row * slot.parked_step
 
 
-cdef void park_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
+cdef void park_group(Call call, Slot* slot, const Unit* unit, Py_ssize_t group) noexcept nogil:
     cdef Py_ssize_t row, size = call.channels * call.real_size, place = packed_at(call, slot, group * GROUP_ROWS)
     for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
         # The next group is likely to be parked next, and another packed in its place.
         if row + ROWS_AHEAD < unit.rows:
             prefetch_lines(parked_row(slot, row + ROWS_AHEAD), size - 1, True)
-        prefetch_lines(slot.packed + place + ROWS_AHEAD * call.value_step, call.value_step - 1, True)
+        prefetch_lines(slot.packed + place + ROWS_AHEAD * call.grad_step, call.grad_step - 1, True)
         memcpy(parked_row(slot, row), slot.grad_base + place, size)
-        place += call.value_step
+        place += call.grad_step
 
 
-cdef void fetch_parked(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
+cdef void fetch_parked(Call call, Slot* slot, const Unit* unit, Py_ssize_t group) noexcept nogil:
     cdef Py_ssize_t row, size = call.channels * call.real_size
     cdef char* sums = slot.grad_base + packed_at(call, slot, group * GROUP_ROWS)
     for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):
@@ -73,12 +74,15 @@ cdef inline void add_row(real* restrict total, const real* restrict row, Py_ssiz
 cdef struct Sums:
     char* row
     Py_ssize_t step
+    bint parked
 
 
 cdef inline Sums sums_of_group(Call call, Slot* slot, Py_ssize_t group) noexcept nogil:
     cdef Sums sums
+    sums.parked = False
     if slot.block_of_group[group] == NOBODYS:
-        sums.row = slot.outside_value # zeros
+        # Zeros, once finish_grad_value has cleared them; nobody else asks for such a group.
+        sums.row = slot.outside_value
         sums.step = 0
     elif is_there(slot, group):
         sums.row = slot.grad_base + packed_at(call, slot, group * GROUP_ROWS)
@@ -86,6 +90,7 @@ cdef inline Sums sums_of_group(Call call, Slot* slot, Py_ssize_t group) noexcept
     else:
         sums.row = parked_row(slot, group * GROUP_ROWS)
         sums.step = slot.parked_step
+        sums.parked = True
     return sums
 
 
@@ -144,7 +149,7 @@ cdef void finish_grad_value(Call call, Slot* slot, const Unit* unit, bint callin
         if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
             return
         sums = sums_of_group(call, slot, group)
-        if slot.parked_in_place and sums.row == parked_row(slot, group * GROUP_ROWS) and not slot.in_earlier[group]:
+        if sums.parked and slot.parked_in_place and not slot.in_earlier[group]:
             # Those of one block alone are there already.
             continue
         for row in range(group * GROUP_ROWS, group_end(group, unit.rows)):

@@ -51,7 +51,7 @@ cdef struct Slot:
     double* row             # of the corner 00, counted from the unit's first row
     int64_t* corners        # which corners lie in the map, CORNER_00 | ...; none: the sample does not count
     int64_t* value_row      # byte offset of the row of the corner 00, in it or not
-    int64_t* grad_row
+    int64_t* grad_row       # that of its gradient, where rows are not packed
     void* dx
     void* dy
     #   its weights
@@ -77,9 +77,9 @@ cdef struct Slot:
     Py_ssize_t unpacked     # groups that are nowhere
     Py_ssize_t place_mask   # group & place_mask: its place
     Py_ssize_t row_mask     # row & row_mask: the row's, in rows
-    Py_ssize_t window_bytes # where rows go on at the beginning
+    Py_ssize_t window_bytes # where rows go on at the beginning; 0: nowhere
     uint8_t* has_left       # for each group: whether it has been sent away
-    Py_ssize_t may_come_back # so many groups, or the window does not pay
+    Py_ssize_t tiles_in_hand # each group that comes back costs some; less than 0: the window does not pay
     int64_t* block_of_group # for each group of rows: the block whose sums it holds
     char* parked            # the sums of groups that were sent away, row by row
     Py_ssize_t parked_step
@@ -88,7 +88,7 @@ cdef struct Slot:
     uint8_t* in_earlier     #   for which groups there are some
     double* lowest_row      # for each sample of a query: which rows it touches in this tile
     double* highest_row
-    Py_ssize_t* first_group # for each level of the part, the groups that the chunk has come to
+    Py_ssize_t* first_group # for each level of the part, the first and the last of the groups known to be ready
     Py_ssize_t* last_group
     # where the unit's elements lie in the caller's arrays
     PerQuery locations
@@ -224,6 +224,11 @@ cdef class Call:
         cdef Py_ssize_t shared = self.parts.most_rows * self.row_bytes if self.carries_blocks() else 0
         return self.threads * (self.slot_bytes + <Py_ssize_t>sizeof(Slot)) + shared + 3 * CACHE_LINE
 
+    @property
+    def windows(self):
+        """For each part how many groups of packed rows have room at a time; 0: all that it has."""
+        return [window_places(self, part) for part in range(self.parts.count)]
+
     cdef Py_ssize_t units(self) noexcept nogil:
         return self.batch * self.heads * self.parts.count
 
@@ -275,8 +280,8 @@ cdef class Call:
         slot.row = <double*>take(&cursor, 8 * (per_tile + MSDA_PLACED))
         slot.corners = <int64_t*>take(&cursor, 8 * per_tile)
         slot.value_row = <int64_t*>take(&cursor, 8 * per_tile)
-        # Packed rows of value and of its gradient lie at the same offsets.
-        slot.grad_row = slot.value_row if self.packed else <int64_t*>take(&cursor, 8 * per_tile)
+        if not self.packed: # else they lie beside those of value
+            slot.grad_row = <int64_t*>take(&cursor, 8 * per_tile)
         slot.dx = take(&cursor, reals)
         slot.dy = take(&cursor, reals)
         slot.weight = take(&cursor, reals)
@@ -311,7 +316,6 @@ cdef class Call:
                 slot.parked_step = self.grad_value.strides[1] if slot.parked_in_place else self.row_bytes
                 if not slot.parked_in_place and self.has_windows():
                     slot.parked = take(&cursor, self.row_bytes * self.parts.most_rows)
-        slot.window_bytes = PY_SSIZE_T_MAX
         slot.levels_part = -1
         slot.packed_unit = -1
         slot.value_base = NULL

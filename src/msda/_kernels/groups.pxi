@@ -32,15 +32,15 @@ cdef void make_ready(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, 
         if not go_on(call, slot, calling_thread, 2 * GROUP_ROWS * call.channels):
             return
         if other != NO_GROUP:
-            send_away(call, slot, unit, other, kind)
+            send_away(call, slot, unit, other)
         if slot.has_left[group]:
-            slot.may_come_back -= TILES_FOR_ONE_MORE
+            slot.tiles_in_hand -= TILES_FOR_ONE_MORE
         if call.reads_value():
             pack_group(call, slot, unit, group, kind)
             if not call.want_value:
                 copy_behind_the_end(call, slot, unit, group)
         if call.want_value and slot.block_of_group[group] == block:
-            fetch_parked(call, slot, unit, group, kind)
+            fetch_parked(call, slot, unit, group)
     if call.want_value:
         claim(call, slot, unit, group, block, calling_thread, kind)
     slot.group_at[place_of(slot, group)] = group
@@ -67,9 +67,9 @@ cdef void come_to_groups(Call call, Slot* slot, const Unit* unit, Py_ssize_t sam
         first = max(0, <Py_ssize_t>lowest) // GROUP_ROWS
         last = min(unit.rows - 1, <Py_ssize_t>highest + width + 1) // GROUP_ROWS
         if slot.place_mask != OWN_PLACES:
-            slot.may_come_back += 1
-            if last - first > slot.place_mask or slot.may_come_back < 0:
-                give_up_window(call, slot, unit, calling_thread, kind)
+            slot.tiles_in_hand += 1
+            if last - first > slot.place_mask or slot.tiles_in_hand < 0:
+                give_up_window(call, slot, unit, calling_thread)
             elif first > slot.last_group[k] + 1 or last + 1 < slot.first_group[k]:
                 # Those between need not be there.
                 forget_ready(call, slot, part)

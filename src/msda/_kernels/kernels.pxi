@@ -29,7 +29,6 @@ from cython.parallel cimport prange, threadid
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
-from cpython.pyport cimport PY_SSIZE_T_MAX
 
 ctypedef fused real:
     float

@@ -19,7 +19,7 @@ enum {
     MSDA_CORNER_10 = 4,
     MSDA_CORNER_11 = 8,
     MSDA_ALL_CORNERS = 15,
-    MSDA_GOES_ON = 16 /* some lie beyond the end of a window of packed rows: at its beginning (groups.pxi) */
+    MSDA_GOES_ON = 16 /* some lie beyond the end of a window of packed rows: at its beginning (touching.pxi) */
 };
 
 /* Few samples do. */

@@ -13,7 +13,7 @@ cdef enum:
     FITS_THE_CACHE = 1 << 18
     # Bytes of a row that are fetched; the processor goes on by itself.
     MOST_BYTES_OF_A_ROW = 256
-    # Rows between the one that is packed or unpacked and the one that is fetched.
+    # Rows between the one that is packed, parked or stored and the one that is fetched.
     ROWS_AHEAD = 16
 
 

@@ -10,7 +10,7 @@ cdef enum:
     # A window has room for so many lines of pixels, twice the usual offsets up and down, and is not smaller than this.
     WINDOW_LINES = 32
     SMALLEST_WINDOW = 1 << 20
-    # As many groups may come back, at first and after so many tiles.
+    # It is given up when more groups have come back than this, and one more for so many tiles until then.
     MAY_COME_BACK = 16
     TILES_FOR_ONE_MORE = 4
 
@@ -60,8 +60,8 @@ cdef void give_places(Call call, Slot* slot, Py_ssize_t groups, Py_ssize_t place
     cdef Py_ssize_t place
     slot.place_mask = places - 1
     slot.row_mask = places * GROUP_ROWS - 1
-    slot.window_bytes = places * GROUP_ROWS * call.value_step if places else PY_SSIZE_T_MAX
-    slot.may_come_back = MAY_COME_BACK * TILES_FOR_ONE_MORE
+    slot.window_bytes = places * GROUP_ROWS * call.value_step
+    slot.tiles_in_hand = MAY_COME_BACK * TILES_FOR_ONE_MORE
     slot.unpacked = groups
     memset(slot.has_left, 0, groups)
     for place in range(places if places else groups):
@@ -75,9 +75,9 @@ cdef inline void forget_ready(Call call, Slot* slot, Py_ssize_t part) noexcept n
         slot.first_group[k], slot.last_group[k] = 0, -1
 
 
-cdef void send_away(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, real kind) noexcept nogil:
+cdef void send_away(Call call, Slot* slot, const Unit* unit, Py_ssize_t group) noexcept nogil:
     if call.want_value and slot.block_of_group[group] != NOBODYS:
-        park_group(call, slot, unit, group, kind)
+        park_group(call, slot, unit, group)
     slot.group_at[place_of(slot, group)] = NO_GROUP
     slot.has_left[group] = 1
     slot.unpacked += 1
@@ -89,13 +89,13 @@ cdef void send_away(Call call, Slot* slot, const Unit* unit, Py_ssize_t group, r
         slot.last_group[0] -= 1
 
 
-cdef void give_up_window(Call call, Slot* slot, const Unit* unit, bint calling_thread, real kind) noexcept nogil:
+cdef void give_up_window(Call call, Slot* slot, const Unit* unit, bint calling_thread) noexcept nogil:
     cdef Py_ssize_t place, group
     for place in range(slot.place_mask + 1):
         group = slot.group_at[place]
         if group != NO_GROUP:
             if not go_on(call, slot, calling_thread, GROUP_ROWS * call.channels):
                 return
-            send_away(call, slot, unit, group, kind)
+            send_away(call, slot, unit, group)
     give_places(call, slot, row_groups(unit.rows), 0)
     forget_ready(call, slot, unit.part)
