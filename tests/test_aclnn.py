@@ -855,7 +855,7 @@ class Planned(NamedTuple):
 
 
 # Of this map's packed rows less than half are there at a time.
-WINDOW = {"bs": 1, "levels": 1, "level": (400, 3), "channels": 256, "queries": 320, "points": 8}
+WINDOW = {"bs": 1, "levels": 1, "level": (400, 3), "channels": 256, "queries": 480, "points": 8}
 
 PLANS = {
     "packed": Planned({"queries": 40}, 1, 16384, (True, 1, 1, False)),
@@ -864,8 +864,8 @@ PLANS = {
     "parts": Planned({"bs": 1, "heads": 1, "levels": 4, "queries": 20}, 2, 16384, (True, 4, 1, False)),
     "blocks in turn": Planned({"queries": 40}, 2, 8, (True, 1, 5, False)),
     "blocks apart": Planned({"bs": 1, "heads": 1, "queries": 40}, 3, 8, (True, 1, 5, True)),
-    "a window": Planned(WINDOW, 1, 160, (True, 1, 2, False), in_order=True),
-    "a window, sums in gradValue": Planned(WINDOW, 2, 160, (True, 1, 2, False), "f4", in_order=True),
+    "a window": Planned(WINDOW, 1, 240, (True, 1, 2, False), in_order=True),
+    "a window, sums in gradValue": Planned(WINDOW, 2, 240, (True, 1, 2, False), "f4", in_order=True),
 }
 
 

@@ -235,8 +235,13 @@ def test_large_levels_are_apart(name, num_threads, plans, monkeypatch):
     assert_defined(problem, num_threads=num_threads)
     assert plans[-1].parts.count == 1
     monkeypatch.setattr(plan, "LARGE_LEVEL", 30 * 30 * 2 * 19 * 4)
+    monkeypatch.setattr(plan, "MUCH_WORK", len(levels) * 2 * 19 * 4)
     assert_defined(problem, num_threads=num_threads)
     assert plans[-1].parts.level_counts == level_counts
+    monkeypatch.setattr(plan, "MUCH_WORK", len(levels) * 2 * 19 * 4 + 1)
+    assert_defined(problem, num_threads=num_threads)
+    assert plans[-1].parts.count == 1
+    monkeypatch.setattr(plan, "MUCH_WORK", 0)
     # Where there are few touches, rows stay in the caller's arrays, and levels together.
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", np.inf)
     assert_defined(problem, num_threads=num_threads)
@@ -250,6 +255,7 @@ def test_large_levels_are_apart(name, num_threads, plans, monkeypatch):
 def test_rows_of_no_level_make_no_level_large(plans, monkeypatch):
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
     monkeypatch.setattr(plan, "LARGE_LEVEL", 500 * 2 * 19 * 4)
+    monkeypatch.setattr(plan, "MUCH_WORK", 0)
     problem = random_problem(
         np.random.default_rng(22), [(9, 9), (5, 5)], [0, 900], 1500, channels=19, queries=40
     )
@@ -384,22 +390,23 @@ PATHS = {
 }
 
 
-# Maps of which less than half of the packed rows are there at a time: levels, starts, keys, channels, LARGE_LEVEL; and
-# for each part whether it has a window in a backward pass, and in a forward pass, where rows are half as large.
+# Maps of which half of the packed rows or less are there at a time: levels, starts, keys, channels, points and
+# LARGE_LEVEL. And for each part whether it has a window in a backward pass, and in a forward pass, where rows are half
+# as large.
 LARGE_MAPS = {
-    "narrow": ([(400, 3)], None, 1200, 515, np.inf, [True], [True]),
-    "lines longer than a group": ([(130, 65)], None, 8450, 64, np.inf, [True], [True]),
-    "after a small one": ([(2, 5), (260, 3)], [800, 20], 810, 515, 1_000_000, [True, False], [False]),
+    "narrow": ([(400, 3)], None, 1200, 515, 8, np.inf, [True], [True]),
+    "lines longer than a group": ([(130, 65)], None, 8450, 64, 40, np.inf, [True], [True]),
+    "after a small one": ([(2, 5), (260, 3)], [800, 20], 810, 515, 8, 1_000_000, [True, False], [False]),
 }
 
 
 def on_a_large_map(name, path, dtype):
-    shapes, starts, keys, channels, *_ = LARGE_MAPS[name]
+    shapes, starts, keys, channels, points, *_ = LARGE_MAPS[name]
     rng = np.random.default_rng(21)
     if dtype == "float64":
         channels = channels // 2 + channels % 2
     problem = random_problem(
-        rng, shapes, starts, keys, heads=2, channels=channels, queries=640, points=8, dtypes=dtype
+        rng, shapes, starts, keys, heads=2, channels=channels, queries=640, points=points, dtypes=dtype
     )
     t = (np.arange(640) + 0.5) / 640
     noise = rng.normal(0, 0.004, problem.attention_weights.shape)

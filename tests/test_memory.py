@@ -121,9 +121,9 @@ def test_scratch_memory_of_wide_rows():
 def test_scratch_memory_of_a_window(num_threads, monkeypatch):
     """Sums that leave it go to the gradient of value; where that can't hold them, they have memory of their own."""
     monkeypatch.setattr(plan, "TOUCHES_TO_PACK", 0)
-    channels, queries = 515, 400
+    channels = 515
 
-    def scratch(height, dtype):
+    def scratch(height, dtype, queries=450):
         value = np.zeros((1, 3 * height, 2, channels), dtype)
         locations = np.zeros((1, queries, 2, 1, 4, 2), dtype)
         weights = np.zeros((1, queries, 2, 1, 4), dtype)
@@ -131,6 +131,7 @@ def test_scratch_memory_of_a_window(num_threads, monkeypatch):
         return scratch_bytes(inputs, np.zeros((1, queries, 2 * channels), dtype), num_threads)
 
     assert scratch(100, np.float16) == scratch(100, np.float32)  # too small for a window
+    assert scratch(200, np.float16, 449) == scratch(200, np.float32, 449)  # too few samples for each row
     more = scratch(200, np.float16) - scratch(200, np.float32)
     assert num_threads * 600 * 4 * channels <= more < num_threads * 600 * 4 * (channels + 16)
 

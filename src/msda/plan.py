@@ -9,7 +9,8 @@ shared and no result depends on the number of threads: the choices below change 
   unless there are more threads than units. Without a gradient of value chunks are cut as the threads want.
 - Parts. A row of value belongs to one level, so levels can be apart unless their rows overlap; those stay in
   one part, in order. Each query's data are fetched once for each part, which costs `PART_COST`. That pays where
-  it makes work for more threads, and where a large level would drive the rows of the others out of the caches.
+  it makes work for more threads, and where a large level would drive the rows of the others out of the caches
+  and queries have much to do.
 - Packing. The rows of a head lie num_heads rows apart. Copying them side by side, in the compute dtype, pays
   where they are touched often; where not, rows are touched in the caller's arrays, if those allow it.
 """
@@ -37,6 +38,10 @@ PART_COST = 1.6
 #: Bytes of the rows of a level in the compute dtype, those of value and of its gradient, from which on it is a part
 #: by itself in a backward pass (docs/performance.md).
 LARGE_LEVEL = 8_500_000
+
+#: Bytes of rows in the compute dtype, one for each sample of a query, from which on a large level is apart. With less
+#: to do, coming to each query again costs more than it gains (docs/performance.md).
+MUCH_WORK = 1024
 
 #: Work items wanted for each thread where chunks of queries can be cut freely.
 ITEMS_PER_THREAD = 4
@@ -88,6 +93,7 @@ def _kept(inputs: Inputs, make: Callable[..., Plan], threads: int, *arguments: b
         TOUCHES_TO_PACK,
         PART_COST,
         LARGE_LEVEL,
+        MUCH_WORK,
         reference.QUERY_BLOCK,
     )
     found = plans.get(key)
@@ -125,7 +131,7 @@ def _backward(shapes: Shapes, is_double: bool, threads: int, in_place: bool, cle
     if threads > _units(shapes) > 0:
         parts, apart = _cut_finer(shapes, threads, blocks)
     elif packed:
-        parts = _large_levels_apart(shapes, 2 * shapes.value[3] * (8 if is_double else 4))
+        parts = _large_levels_apart(shapes, shapes.value[3] * (8 if is_double else 4))
     else:
         parts = _one_part(shapes)
     return _plan(shapes, is_double, threads, blocks, apart, packed, clear_grad_value, parts)
@@ -178,11 +184,13 @@ def _level_parts(shapes: Shapes) -> list[_Part]:
 
 
 def _large_levels_apart(shapes: Shapes, row_bytes: int) -> list[_Part]:
+    if row_bytes * shapes.weights[3] * shapes.weights[4] < MUCH_WORK:
+        return _one_part(shapes)
     parts: list[_Part] = []
     after_large = True
     pixels = shapes.levels[:, 0] * shapes.levels[:, 1]
     for part in _level_parts(shapes):
-        large = row_bytes * int(pixels[part.levels].max(initial=0)) >= LARGE_LEVEL
+        large = 2 * row_bytes * int(pixels[part.levels].max(initial=0)) >= LARGE_LEVEL
         if large or after_large:
             parts.append(part)
         else:

@@ -10,6 +10,8 @@ cdef enum:
     # A window has room for so many lines of pixels, twice the usual offsets up and down, and is not smaller than this.
     WINDOW_LINES = 32
     SMALLEST_WINDOW = 1 << 20
+    # With fewer samples for each row of the map there is less to gain, and more to lose where queries come back.
+    SAMPLES_FOR_EACH_ROW = 3
     # It is given up when more groups have come back than this, and one more for so many tiles until then.
     MAY_COME_BACK = 16
     TILES_FOR_ONE_MORE = 4
@@ -29,9 +31,11 @@ cdef inline Py_ssize_t packed_at(Call call, const Slot* slot, Py_ssize_t row) no
 
 
 cdef Py_ssize_t window_places(Call call, Py_ssize_t part) noexcept nogil:
-    # Of the part's window: a power of two. 0: it has none, since it would not be much smaller than the part.
+    # Of the part's window: a power of two. 0: it has none, since it would not be much smaller than the part, or would
+    # not pay.
     cdef Py_ssize_t places = 2, rows = call.parts.rows[part, 1] - call.parts.rows[part, 0], width
-    if not call.packed or call.carries_blocks() or call.parts.level_count(part) != 1:
+    if not call.packed or call.carries_blocks() or call.parts.level_count(part) != 1 \
+            or call.queries * call.points < SAMPLES_FOR_EACH_ROW * rows:
         return 0
     width = call.parts.levels[call.parts.members[call.parts.begin[part]], 1]
     while places * GROUP_ROWS * 2 <= rows:
