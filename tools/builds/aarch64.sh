@@ -16,7 +16,7 @@ triple=aarch64-linux-gnu
 host=$(find_python $version) || die "needs a Python $version on this machine (Debian 12's python3, or pyenv's)"
 
 say "tools"
-debian gcc-$triple qemu-user-static
+debian gcc-$triple libc6-dev-arm64-cross qemu-user-static
 environment "$host" "$work/host"
 
 say "Python $version of Debian for arm64"
